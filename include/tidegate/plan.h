@@ -1,0 +1,37 @@
+// What will run, decided before anything runs, and printable.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace tidegate {
+
+/// Choices that change no bit of the result.
+struct Options {
+    int threads = 0;         ///< 0: every core of the machine
+};
+
+/// `arithmetic` holds all that can change a bit; it follows from rule, K, V, dtypes, gate kind and the machine's
+/// instruction set alone. `schedule` holds what changes none.
+struct Plan {
+    struct Arithmetic {
+        std::string path;          ///< the kernel's name in the inventory
+        std::string isa;           ///< instruction set the kernel was compiled for
+        std::int64_t bucket_k = 0; ///< K as the kernel pads it
+        std::int64_t bucket_v = 0; ///< V as the kernel pads it
+        std::int64_t pass = 0;     ///< tokens a pass: `resumable` holds at multiples of it
+        std::string operands;      ///< type of the products' operands
+        std::string accumulate;    ///< type of state and sums
+        bool operator==(const Arithmetic&) const = default;
+    } arithmetic;
+    struct Schedule {
+        int threads = 1;
+        std::int64_t tasks = 0;            ///< independent pieces of work
+        std::int64_t slice_v = 0;          ///< state columns a task
+        std::int64_t workspace_bytes = 0;  ///< all the call allocates
+    } schedule;
+
+    std::string text() const;  ///< two lines, one a part
+};
+
+}  // namespace tidegate

@@ -1,0 +1,37 @@
+// Named tensors and metadata in memory: what a safetensors file holds. Requests and answers are bundles.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tidegate/tensor.h"
+
+namespace tidegate::io {
+
+/// A tensor that owns its bytes. Row-major unless `stride` says otherwise (elements, then `bytes` also holds the gaps).
+struct Array {
+    std::string name;
+    Dtype dtype = Dtype::fp32;
+    std::vector<std::int64_t> shape;
+    std::vector<std::int64_t> stride;  ///< empty: row-major
+    std::vector<std::byte> bytes;
+
+    Array() = default;
+    Array(std::string name, Dtype dtype, std::vector<std::int64_t> shape);  ///< zero-filled, row-major
+    std::int64_t size() const;                                             ///< elements of the shape
+    Tensor view() const;                                                   ///< rank <= kMaxRank; data stays ours
+};
+
+struct Bundle {
+    std::map<std::string, std::string> metadata;
+    std::vector<Array> tensors;
+
+    const Array* find(const std::string& name) const;
+    Array* find(const std::string& name);
+    Array& add(Array array);  ///< replaces a tensor of that name
+    std::string meta(const std::string& key, const std::string& otherwise = "") const;
+};
+
+}  // namespace tidegate::io
