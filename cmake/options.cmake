@@ -7,3 +7,11 @@ target_compile_options(tidegate_options INTERFACE
 if(PROJECT_IS_TOP_LEVEL)
     target_compile_options(tidegate_options INTERFACE -Werror)
 endif()
+
+# Kernel files are compiled once for every instruction set by Highway; -mssse3 is the baseline (g++ 12's SCALAR target
+# does not compile fixed-size tags, and it is dropped where SSSE3 is given).
+function(tidegate_kernel_files)
+    if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+        set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS -mssse3)
+    endif()
+endfunction()

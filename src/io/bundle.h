@@ -20,8 +20,8 @@ struct Array {
 
     Array() = default;
     Array(std::string name, Dtype dtype, std::vector<std::int64_t> shape);  ///< zero-filled, row-major
-    std::int64_t size() const;                                             ///< elements of the shape
-    Tensor view() const;                                                   ///< rank <= kMaxRank; data stays ours
+    std::int64_t size() const;                                              ///< elements of the shape
+    Tensor view() const;                                                    ///< rank <= kMaxRank; data stays ours
 };
 
 struct Bundle {

@@ -15,5 +15,6 @@ Bundle parse_safetensors(std::span<const std::byte> file, const std::string& pat
 
 /// Written to a temporary beside `path` and renamed: never half-written. Strided arrays are stored dense.
 void write_safetensors(const std::string& path, const Bundle& bundle);
+std::vector<std::byte> serialize_safetensors(const Bundle& bundle);  ///< the file's bytes
 
 }  // namespace tidegate::io

@@ -1,0 +1,156 @@
+// Case ids: parsing, canonical form, hash.
+#include "cases/case.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+
+#include "tidegate/error.h"
+
+namespace tidegate::cases {
+namespace {
+
+constexpr std::array kKeys{
+    Key{"lengths", "L,L*n,...: packed sequences that add up to T, B = 1"},
+    Key{"same", "1: every sequence holds the same data"},
+    Key{"h0", "X: initial state, normal times X"},
+    Key{"x", "ones | raw | alike: q = k = v = 1; keys not normalised; keys not normalised and nearly equal"},
+    Key{"gate", "zero | half-zero | const:X | spike:X | mild-spike:X | channel:X: log-decays instead of random ones"},
+    Key{"beta", "X: constant beta"},
+    Key{"gates", "logits: a, b, A_log, dt_bias instead of g, beta"},
+    Key{"form", "bounded: the bounded gate (logits)"},
+    Key{"A_log", "X: constant A_log (logits)"},
+    Key{"a", "X: constant a, dt_bias = 0 (logits)"},
+    Key{"b", "X | split:X: constant b; -X in even and +X in odd sequences (logits)"},
+    Key{"neg", "1: beta = 2 sigmoid(b) (logits)"},
+    Key{"params", "fp32 | bf16 | fp16: type of A_log and dt_bias (logits)"},
+    Key{"gate_min", "X: g = max(g, X)"},
+    Key{"gb", "fp32 | bf16 | fp16: type of g and beta"},
+    Key{"l2norm", "1: q, k raw, normalised in the kernel"},
+    Key{"scale", "X"},
+    Key{"map", "tiled: head map"},
+    Key{"layout", "vk: state as [N, HV, V, K]"},
+    Key{"state", "bf16 | fp16: type of the final state"},
+    Key{"out", "fp32 | bf16 | fp16: type of o"},
+    Key{"strides", "padded | interleaved: gaps of 1e30 behind every head; g and beta inside one buffer"},
+    Key{"nan", "n: a NaN in v of sequence n"},
+    Key{"inf", "n: an inf in v of sequence n"},
+};
+
+template <class T>
+T number(const std::string& text, const std::string& where) {
+    T value{};
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size() || text.empty())
+        throw Error("case", "case: given '" + text + "' as " + where + ", expected a number");
+    return value;
+}
+
+std::vector<std::string> split(const std::string& text, char by) {
+    std::vector<std::string> parts{""};
+    for (const char c : text) {
+        if (c == by) parts.emplace_back();
+        else parts.back() += c;
+    }
+    return parts;
+}
+
+}  // namespace
+
+std::span<const Key> keys() { return kKeys; }
+
+std::string Case::key(const std::string& name) const {
+    for (const auto& [k, v] : keys)
+        if (k == name) return v;
+    return "";
+}
+
+Dtype dtype_from(const std::string& name) {
+    for (const Dtype d : {Dtype::fp32, Dtype::bf16, Dtype::fp16, Dtype::fp64})
+        if (name == name_of(d)) return d;
+    throw Error("dtype", "dtype: given '" + name + "', expected fp32, bf16, fp16 or fp64");
+}
+
+bool looks_like_id(const std::string& text) { return std::count(text.begin(), text.end(), '/') >= 4 && text.find(',') != std::string::npos; }
+
+Case parse(const std::string& id) {
+    const std::vector<std::string> parts = split(id, '/');
+    if (parts.size() < 5)
+        throw Error("case", "case: given '" + id + "', expected rule/pass/dtype/B,T,H,HV,K,V/key=value.../seed");
+    Case c;
+    c.rule = rule_from(parts[0]);
+    c.pass = parts[1];
+    if (c.pass != "forward") throw Error("case", "case: given pass '" + c.pass + "', expected forward");
+    c.dtype = dtype_from(parts[2]);
+    const std::vector<std::string> sizes = split(parts[3], ',');
+    if (sizes.size() != 6) throw Error("case", "case: given sizes '" + parts[3] + "', expected B,T,H,HV,K,V");
+    std::int64_t* const fields[] = {&c.B, &c.T, &c.H, &c.HV, &c.K, &c.V};
+    const char* const names[] = {"B", "T", "H", "HV", "K", "V"};
+    for (std::size_t i = 0; i < 6; ++i) {
+        *fields[i] = number<std::int64_t>(sizes[i], names[i]);
+        if (*fields[i] < (i == 1 ? 0 : 1) || *fields[i] > (1LL << 40))
+            throw Error("case", std::string("case: given ") + names[i] + " = " + sizes[i] + ", expected a size");
+    }
+    if (c.HV % c.H != 0) throw Error("case", "case: given H,HV = " + sizes[2] + "," + sizes[3] + ", expected HV % H == 0");
+    for (const Key& key : kKeys)
+        for (std::size_t i = 4; i + 1 < parts.size(); ++i)
+            if (parts[i].rfind(std::string(key.name) + "=", 0) == 0)
+                c.keys.emplace_back(key.name, parts[i].substr(std::string(key.name).size() + 1));
+    if (c.keys.size() != parts.size() - 5) {
+        for (std::size_t i = 4; i + 1 < parts.size(); ++i) {
+            const std::string name = parts[i].substr(0, parts[i].find('='));
+            if (std::none_of(kKeys.begin(), kKeys.end(), [&](const Key& k) { return name == k.name; })) {
+                std::string known;
+                for (const Key& k : kKeys) known += std::string(known.empty() ? "" : ", ") + k.name;
+                throw Error("case", "case: given key '" + parts[i] + "', expected key=value with a key of " + known);
+            }
+        }
+        throw Error("case", "case: given a key twice in '" + id + "'");
+    }
+    c.seed = number<std::uint64_t>(parts.back(), "the seed");
+    const std::vector<std::int64_t> lengths = lengths_of(c);
+    std::int64_t sum = 0;
+    for (const std::int64_t n : lengths) sum += n;
+    if (!lengths.empty() && (c.B != 1 || sum != c.T))
+        throw Error("case", "case: given B,T = " + sizes[0] + "," + sizes[1] + " with lengths that add up to " +
+                                std::to_string(sum) + ", expected B = 1 and T their sum");
+    return c;
+}
+
+std::string id_of(const Case& c) {
+    std::string id = std::string(name_of(c.rule)) + "/" + c.pass + "/" + name_of(c.dtype) + "/";
+    for (const std::int64_t n : {c.B, c.T, c.H, c.HV, c.K, c.V}) id += std::to_string(n) + ",";
+    id.back() = '/';
+    for (const Key& key : kKeys)
+        for (const auto& [k, v] : c.keys)
+            if (k == key.name) id += k + "=" + v + "/";
+    return id + std::to_string(c.seed);
+}
+
+std::string hash_of(const Case& c) {
+    const std::string text = id_of(c) + "#" + std::to_string(kGeneratorVersion);
+    const std::uint64_t hash = XXH3_64bits(text.data(), text.size());
+    std::string hex(16, '0');
+    for (std::size_t i = 0; i < 16; ++i) hex[15 - i] = "0123456789abcdef"[(hash >> (4 * i)) & 15];
+    return hex;
+}
+
+std::vector<std::int64_t> lengths_of(const Case& c) {
+    const std::string text = c.key("lengths");
+    std::vector<std::int64_t> lengths;
+    if (text.empty()) return lengths;
+    for (const std::string& part : split(text, ',')) {
+        const std::vector<std::string> factors = split(part, '*');
+        if (factors.size() > 2) throw Error("case", "case: given lengths '" + text + "', expected L or L*n, by commas");
+        const auto length = number<std::int64_t>(factors[0], "a length");
+        const auto times = factors.size() == 2 ? number<std::int64_t>(factors[1], "a count of sequences") : 1;
+        if (length < 0 || times < 1 || times > 1'000'000)
+            throw Error("case", "case: given lengths '" + text + "', expected lengths >= 0 and counts >= 1");
+        lengths.insert(lengths.end(), static_cast<std::size_t>(times), length);
+    }
+    return lengths;
+}
+
+}  // namespace tidegate::cases

@@ -1,0 +1,277 @@
+// Requests from cases. Only exact or correctly rounded steps (+ - * / sqrt), so that bytes are the same everywhere.
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "cases/case.h"
+#include "cases/random.h"
+#include "problem/number.h"
+#include "problem/rules.h"
+#include "tidegate/error.h"
+
+namespace tidegate::cases {
+namespace {
+
+enum Stream : std::uint64_t { kQ = 1, kK, kV, kG, kBeta, kA, kB, kALog, kDtBias, kH0, kWhere, kCommon };
+
+double value(const std::string& text) {
+    if (text == "-inf") return -std::numeric_limits<double>::infinity();
+    std::size_t used = 0;
+    double x = 0;
+    try {
+        x = std::stod(text, &used);
+    } catch (const std::exception&) {
+        used = 0;
+    }
+    if (used != text.size() || text.empty()) throw Error("case", "case: given '" + text + "', expected a number");
+    return x;
+}
+
+/// Where a packed or batched row stands: its sequence and its place in it.
+struct Row {
+    std::uint64_t sequence, token;
+};
+
+class Generator {
+public:
+    explicit Generator(const Case& c) : c_(c), vector_gate_(row_of(c.rule).decay == Decay::vector) {
+        std::vector<std::int64_t> lengths = lengths_of(c);
+        packed_ = !lengths.empty();
+        if (!packed_) lengths.assign(static_cast<std::size_t>(c.B), c.T);
+        for (std::size_t n = 0; n < lengths.size(); ++n)
+            for (std::int64_t t = 0; t < lengths[n]; ++t) rows_.push_back({n, static_cast<std::uint64_t>(t)});
+        lengths_ = std::move(lengths);
+    }
+
+    io::Bundle bundle() {
+        options();
+        qkv();
+        if (c_.key("gates") == "logits") logits();
+        else gates();
+        if (const std::string h0 = c_.key("h0"); !h0.empty()) initial_state(value(h0));
+        for (const char* bad : {"nan", "inf"})
+            if (const std::string n = c_.key(bad); !n.empty()) poison(value(n), std::string(bad) == "nan");
+        if (packed_) cu_seqlens();
+        return std::move(out_);
+    }
+
+private:
+    using Fill = std::function<double(const Row&, std::int64_t head, std::int64_t channel)>;
+
+    /// [B, T, heads, channels], or [B, T, heads] when channels is 0; `fill` gives each element before rounding.
+    void tokens(const std::string& name, Dtype dtype, std::int64_t heads, std::int64_t channels, const Fill& fill) {
+        std::vector<std::int64_t> shape{c_.B, c_.T, heads};
+        if (channels > 0) shape.push_back(channels);
+        const std::int64_t width = std::max<std::int64_t>(channels, 1);
+        io::Array array(name, dtype, shape);
+        const std::string strides = c_.key("strides");
+        if (strides == "padded" && channels > 0) pad(array, channels + 5);
+        if (strides == "interleaved" && channels == 0) pad(array, 2);
+        const Tensor view = array.view();
+        for (std::size_t r = 0; r < rows_.size(); ++r)
+            for (std::int64_t h = 0; h < heads; ++h)
+                for (std::int64_t i = 0; i < width; ++i) {
+                    const auto b = static_cast<std::int64_t>(r) / std::max<std::int64_t>(c_.T, 1);
+                    const auto t = static_cast<std::int64_t>(r) % std::max<std::int64_t>(c_.T, 1);
+                    store_element(view.data, dtype, offset_of(view, b, t, h) + i, fill(rows_[r], h, i));
+                }
+        out_.add(std::move(array));
+    }
+
+    /// Re-strides so that every head takes `head` elements; the gaps hold 1e30, which spoils any sum it enters.
+    static void pad(io::Array& a, std::int64_t head) {
+        a.stride.assign(a.shape.size(), 1);
+        std::int64_t stride = head;
+        for (std::size_t d = 3; d-- > 0;) {
+            a.stride[d] = stride;
+            stride *= a.shape[d];
+        }
+        a.bytes.assign(static_cast<std::size_t>(stride * bytes_of(a.dtype)), std::byte{0});
+        for (std::int64_t i = 0; i < stride; ++i)
+            store_element(a.bytes.data(), a.dtype, i, a.dtype == Dtype::fp16 ? 65504 : 1e30);
+    }
+
+    std::uint64_t index(const Row& row, std::int64_t head, std::int64_t channel) const {
+        const std::uint64_t sequence = c_.key("same") == "1" ? 0 : row.sequence;
+        return mix(mix(sequence) ^ row.token) ^ (static_cast<std::uint64_t>(head) << 32) ^ static_cast<std::uint64_t>(channel);
+    }
+
+    Fill normal(Stream stream) const {
+        const Random random(c_.seed, stream);
+        return [this, random](const Row& r, std::int64_t h, std::int64_t i) { return random.normal(index(r, h, i)); };
+    }
+
+    Fill unit_rows(Stream stream) const {
+        return [this, x = normal(stream)](const Row& r, std::int64_t h, std::int64_t i) {
+            double sum = 0;
+            for (std::int64_t j = 0; j < c_.K; ++j) sum += x(r, h, j) * x(r, h, j);
+            return x(r, h, i) / std::sqrt(sum);
+        };
+    }
+
+    void qkv() {
+        const std::string x = c_.key("x");
+        Fill q = unit_rows(kQ), k = unit_rows(kK), v = normal(kV);
+        if (x == "ones") q = k = v = [](const Row&, std::int64_t, std::int64_t) { return 1.0; };
+        else if (x == "raw" || c_.key("l2norm") == "1") q = normal(kQ), k = normal(kK);
+        else if (x == "alike") {
+            const Random common(c_.seed, kCommon);
+            const double norm = std::sqrt(static_cast<double>(c_.K));
+            k = [common, norm, own = normal(kK)](const Row& r, std::int64_t h, std::int64_t i) {
+                return (common.normal(static_cast<std::uint64_t>(i)) + own(r, h, i) * 0.0625) / norm;
+            };
+        } else if (!x.empty()) throw Error("case", "case: given x=" + x + ", expected ones, raw or alike");
+        tokens("q", c_.dtype, c_.H, c_.K, q);
+        tokens("k", c_.dtype, c_.H, c_.K, k);
+        tokens("v", c_.dtype, c_.HV, c_.V, v);
+    }
+
+    /// Log-uniform in (-2, -2^-9]: heads that remember and heads that forget, as trained models have both.
+    Fill random_gate() const {
+        const Random random(c_.seed, kG);
+        return [this, random](const Row& r, std::int64_t h, std::int64_t i) {
+            const std::uint64_t at = index(r, h, i);
+            return -std::ldexp(1 + random.uniform(at), -static_cast<int>(random.bits(~at) % 10));
+        };
+    }
+
+    Fill gate() const {
+        const std::string text = c_.key("gate");
+        if (text.empty()) return random_gate();
+        const std::string kind = text.substr(0, text.find(':'));
+        const double x = kind == text ? 0 : value(text.substr(kind.size() + 1));
+        const auto at_middle = [this](const Row& r) {
+            return r.token == static_cast<std::uint64_t>(lengths_[static_cast<std::size_t>(r.sequence)] / 2);
+        };
+        const Random random(c_.seed, kG);
+        if (kind == "zero") return [](const Row&, std::int64_t, std::int64_t) { return 0.0; };
+        if (kind == "half-zero")
+            return [this, random, g = random_gate()](const Row& r, std::int64_t h, std::int64_t i) {
+                return (random.bits(index(r, h, i) + 1) & 1) != 0 ? 0.0 : g(r, h, i);
+            };
+        if (kind == "const") return [x](const Row&, std::int64_t, std::int64_t) { return x; };
+        if (kind == "spike")
+            return [x, at_middle](const Row& r, std::int64_t, std::int64_t) { return at_middle(r) ? x : 0.0; };
+        if (kind == "mild-spike")
+            return [this, x, at_middle, random](const Row& r, std::int64_t h, std::int64_t i) {
+                return at_middle(r) ? x : random.uniform(index(r, h, i)) * -0x1p-7;
+            };
+        if (kind == "channel")
+            return [x](const Row&, std::int64_t, std::int64_t i) { return i == 0 ? x : -0x1p-4; };
+        throw Error("case", "case: given gate=" + text + ", expected " + keys()[4].values);
+    }
+
+    Dtype gate_dtype() const { return c_.key("gb").empty() ? Dtype::fp32 : dtype_from(c_.key("gb")); }
+
+    void gates() {
+        const Random random(c_.seed, kBeta);
+        Fill beta = [this, random](const Row& r, std::int64_t h, std::int64_t i) {
+            return 0x1p-4 + random.uniform(index(r, h, i)) * (1 - 0x1p-4);
+        };
+        if (const std::string text = c_.key("beta"); !text.empty())
+            beta = [x = value(text)](const Row&, std::int64_t, std::int64_t) { return x; };
+        tokens("g", gate_dtype(), c_.HV, vector_gate_ ? c_.K : 0, gate());
+        tokens("beta", gate_dtype(), c_.HV, 0, beta);
+        out_.metadata["gates"] = "given";
+    }
+
+    void heads(const std::string& name, std::int64_t size, const std::function<double(std::uint64_t)>& fill) {
+        const Dtype dtype = c_.key("params").empty() ? Dtype::fp32 : dtype_from(c_.key("params"));
+        io::Array array(name, dtype, {size});
+        for (std::int64_t i = 0; i < size; ++i)
+            store_element(array.bytes.data(), dtype, i, fill(static_cast<std::uint64_t>(i)));
+        out_.add(std::move(array));
+    }
+
+    void logits() {
+        const std::string fixed_a = c_.key("a"), fixed_b = c_.key("b"), A_log = c_.key("A_log");
+        Fill a = normal(kA), b = normal(kB);
+        if (!fixed_a.empty()) a = [x = value(fixed_a)](const Row&, std::int64_t, std::int64_t) { return x; };
+        if (fixed_b.rfind("split:", 0) == 0)
+            b = [x = value(fixed_b.substr(6))](const Row& r, std::int64_t, std::int64_t) {
+                return r.sequence % 2 == 0 ? -x : x;
+            };
+        else if (!fixed_b.empty()) b = [x = value(fixed_b)](const Row&, std::int64_t, std::int64_t) { return x; };
+        tokens("a", c_.dtype, c_.HV, vector_gate_ ? c_.K : 0, a);
+        tokens("b", c_.dtype, c_.HV, 0, b);
+        const Random log_random(c_.seed, kALog), bias_random(c_.seed, kDtBias);
+        heads("A_log", c_.HV, [&](std::uint64_t i) { return A_log.empty() ? log_random.uniform(i) * 2 - 1.5 : value(A_log); });
+        heads("dt_bias", vector_gate_ ? c_.HV * c_.K : c_.HV,
+              [&](std::uint64_t i) { return fixed_a.empty() ? bias_random.uniform(i) * 4 - 4 : 0; });
+        out_.metadata["gates"] = "logits";
+        if (c_.key("form") == "bounded") {
+            out_.metadata["gate_form"] = "bounded";
+            out_.metadata["lower_bound"] = "-5";
+        }
+        if (c_.key("neg") == "1") out_.metadata["allow_neg_eigval"] = "1";
+    }
+
+    void initial_state(double size) {
+        const bool vk = c_.key("layout") == "vk";
+        const auto N = static_cast<std::int64_t>(lengths_.size());
+        io::Array array("initial_state", Dtype::fp32, {N, c_.HV, vk ? c_.V : c_.K, vk ? c_.K : c_.V});
+        const Random random(c_.seed, kH0);
+        std::int64_t i = 0;
+        for (std::int64_t n = 0; n < N; ++n)
+            for (std::int64_t h = 0; h < c_.HV; ++h)
+                for (std::int64_t r = 0; r < array.shape[2]; ++r)
+                    for (std::int64_t s = 0; s < array.shape[3]; ++s) {
+                        // The same state in either layout: indexed by channel and column.
+                        const auto channel = static_cast<std::uint64_t>(vk ? s : r);
+                        const auto column = static_cast<std::uint64_t>(vk ? r : s);
+                        const auto sequence = static_cast<std::uint64_t>(c_.key("same") == "1" ? 0 : n);
+                        const std::uint64_t at = mix(mix(sequence) ^ static_cast<std::uint64_t>(h)) ^ (channel << 32) ^ column;
+                        store_element(array.bytes.data(), array.dtype, i++, random.normal(at) * size);
+                    }
+        out_.add(std::move(array));
+    }
+
+    /// One element of v, in the middle of the sequence.
+    void poison(double sequence, bool nan) {
+        const Tensor v = out_.find("v")->view();
+        for (std::size_t r = 0; r < rows_.size(); ++r) {
+            const auto n = static_cast<std::size_t>(rows_[r].sequence);
+            if (static_cast<double>(n) != sequence || rows_[r].token != static_cast<std::uint64_t>(lengths_[n] / 2)) continue;
+            const std::int64_t at = offset_of(v, static_cast<std::int64_t>(r) / c_.T, static_cast<std::int64_t>(r) % c_.T, 0);
+            store_element(v.data, v.dtype, at, nan ? std::nan("") : HUGE_VAL);
+        }
+    }
+
+    void cu_seqlens() {
+        const auto N = static_cast<std::int64_t>(lengths_.size());
+        io::Array array("cu_seqlens", Dtype::int64, {N + 1});
+        std::int64_t sum = 0;
+        for (std::int64_t n = 0; n <= N; ++n) {
+            reinterpret_cast<std::int64_t*>(array.bytes.data())[n] = sum;
+            if (n < N) sum += lengths_[static_cast<std::size_t>(n)];
+        }
+        out_.add(std::move(array));
+    }
+
+    void options() {
+        auto& m = out_.metadata;
+        m["protocol"] = "1";
+        m["case"] = id_of(c_);
+        m["rule"] = name_of(c_.rule);
+        m["pass"] = c_.pass;
+        m["out_dtype"] = c_.key("out").empty() ? name_of(c_.dtype) : c_.key("out");
+        const std::pair<const char*, const char*> plain[] = {
+            {"scale", "scale"}, {"l2norm", "qk_l2norm"}, {"map", "head_map"}, {"layout", "state_layout"},
+            {"state", "state_dtype"}, {"gate_min", "gate_min"}};
+        for (const auto& [key, name] : plain)
+            if (const std::string text = c_.key(key); !text.empty()) m[name] = text;
+    }
+
+    const Case& c_;
+    bool vector_gate_;
+    bool packed_ = false;
+    std::vector<std::int64_t> lengths_;
+    std::vector<Row> rows_;
+    io::Bundle out_;
+};
+
+}  // namespace
+
+io::Bundle generate(const Case& c) { return Generator(c).bundle(); }
+
+}  // namespace tidegate::cases

@@ -1,0 +1,89 @@
+#include "cpu/pool.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace tidegate::cpu {
+namespace {
+
+class Pool {
+public:
+    ~Pool() {
+        {
+            const std::lock_guard lock(mutex_);
+            stop_ = true;
+        }
+        wake_.notify_all();
+        for (std::thread& t : workers_) t.join();
+    }
+
+    /// False when another caller holds the pool.
+    bool run(std::int64_t tasks, int threads, const std::function<void(std::int64_t, int)>& task) {
+        const std::unique_lock owner(owner_, std::try_to_lock);
+        if (!owner) return false;
+        {
+            const std::lock_guard lock(mutex_);
+            while (static_cast<int>(workers_.size()) < threads - 1)
+                workers_.emplace_back([this, id = static_cast<int>(workers_.size()) + 1] { work(id); });
+            task_ = &task;
+            tasks_ = tasks;
+            next_.store(0, std::memory_order_relaxed);
+            wanted_ = running_ = threads - 1;
+            ++job_;
+        }
+        wake_.notify_all();
+        drain(0);
+        std::unique_lock lock(mutex_);
+        done_.wait(lock, [this] { return running_ == 0; });
+        return true;
+    }
+
+private:
+    void drain(int id) {
+        for (std::int64_t i = next_.fetch_add(1); i < tasks_; i = next_.fetch_add(1)) (*task_)(i, id);
+    }
+
+    void work(int id) {
+        std::uint64_t seen = 0;
+        std::unique_lock lock(mutex_);
+        while (true) {
+            wake_.wait(lock, [&] { return stop_ || (job_ != seen && id <= wanted_); });
+            if (stop_) return;
+            seen = job_;
+            lock.unlock();
+            drain(id);
+            lock.lock();
+            if (--running_ == 0) done_.notify_one();
+        }
+    }
+
+    std::mutex owner_;  // one caller at a time
+    std::mutex mutex_;  // guards what follows, and hands the job over
+    std::condition_variable wake_, done_;
+    std::vector<std::thread> workers_;
+    const std::function<void(std::int64_t, int)>* task_ = nullptr;
+    std::int64_t tasks_ = 0;
+    std::atomic<std::int64_t> next_{0};
+    std::uint64_t job_ = 0;
+    int wanted_ = 0, running_ = 0;
+    bool stop_ = false;
+};
+
+}  // namespace
+
+void parallel_for(std::int64_t tasks, int threads, const std::function<void(std::int64_t, int)>& task) {
+    static Pool pool;
+    thread_local bool inside = false;  // a task that calls us would wait for itself
+    if (threads > 1 && tasks > 1 && !inside) {
+        inside = true;
+        const bool ran = pool.run(tasks, threads, task);
+        inside = false;
+        if (ran) return;
+    }
+    for (std::int64_t i = 0; i < tasks; ++i) task(i, 0);
+}
+
+}  // namespace tidegate::cpu

@@ -1,0 +1,151 @@
+// The recurrence of the normal form: the simplest code in the repository.
+#include "reference/recurrence.h"
+
+#include "problem/load.h"
+
+namespace tidegate::reference {
+namespace {
+
+template <class Real>
+std::vector<Real> initial_state(const NormalForm& nf, std::int64_t n, std::int64_t h) {
+    std::vector<Real> S(static_cast<std::size_t>(nf.K * nf.V), Real(0));
+    if (!nf.initial_state.present()) return S;
+    for (std::int64_t i = 0; i < nf.K; ++i)
+        for (std::int64_t j = 0; j < nf.V; ++j)
+            S[static_cast<std::size_t>(i * nf.V + j)] =
+                load_as<Real>(nf.initial_state, offset_of(nf.initial_state, n, h, i, j));
+    return S;
+}
+
+/// x[j] += sum_i c[i] S[i, j]
+template <class Real>
+void add_read(const std::vector<Real>& c, const std::vector<Real>& S, std::vector<Real>& x) {
+    const std::size_t V = x.size();
+    for (std::size_t i = 0; i < c.size(); ++i)
+        for (std::size_t j = 0; j < V; ++j) x[j] += c[i] * S[i * V + j];
+}
+
+template <class Real>
+std::vector<Real> absolute(std::vector<Real> x) {
+    for (Real& y : x) y = std::fabs(y);
+    return x;
+}
+
+template <class Real>
+struct Token {
+    const NormalForm& nf;
+    const Policy& policy;
+    Step<Real> s;
+    std::vector<Real> p;  ///< what this step reads from the state
+
+    Token(const NormalForm& form, const Policy& how) : nf(form), policy(how), s(form), p(s.v.size()) {}
+
+    void decay(std::vector<Real>& S) {
+        for (std::size_t i = 0; i < s.g.size(); ++i) {
+            const Real d = std::exp(s.g[i]);
+            for (std::size_t j = 0; j < p.size(); ++j) S[i * p.size() + j] *= d;
+        }
+    }
+
+    /// S <- D S + b (a^T S) + k v^T; in the tied form D S + k (v - (D S)^T (e o k))^T.
+    void update(std::vector<Real>& S) {
+        const std::size_t V = p.size();
+        std::fill(p.begin(), p.end(), Real(0));
+        if (nf.tied) {
+            const bool late = policy.mistake == Mistake::error_before_decay;
+            if (!late) decay(S);
+            add_read(s.ek, S, p);
+            if (late) decay(S);
+            for (std::size_t i = 0; i < s.k.size(); ++i)
+                for (std::size_t j = 0; j < V; ++j) S[i * V + j] += s.k[i] * (s.v[j] - p[j]);
+        } else {
+            add_read(s.a, S, p);
+            decay(S);
+            for (std::size_t i = 0; i < s.k.size(); ++i)
+                for (std::size_t j = 0; j < V; ++j) S[i * V + j] += s.b[i] * p[j] + s.k[i] * s.v[j];
+        }
+        if (policy.state != Dtype::fp64)
+            for (Real& x : S) x = static_cast<Real>(round_to(static_cast<double>(x), policy.state));
+    }
+
+    /// Absolute values of the terms of the update that follows, given the state before it.
+    std::vector<Real> magnitude(const std::vector<Real>& before) {
+        std::vector<Real> S = absolute(before), read(p.size(), Real(0));
+        if (!nf.tied) add_read(absolute(s.a), S, read);
+        decay(S);
+        if (nf.tied) add_read(absolute(s.ek), S, read);
+        const std::vector<Real>& b = nf.tied ? s.k : s.b;
+        for (std::size_t i = 0; i < s.k.size(); ++i)
+            for (std::size_t j = 0; j < p.size(); ++j)
+                S[i * p.size() + j] += std::fabs(b[i]) * read[j] + std::fabs(s.k[i] * s.v[j]);
+        return S;
+    }
+};
+
+template <class Real>
+void sequence(const NormalForm& nf, const Policy& policy, std::int64_t n, std::int64_t h, Answer& out, Answer* mag) {
+    const auto V = static_cast<std::size_t>(nf.V);
+    const Real scale = static_cast<Real>(nf.scale);
+    const Span span = nf.sequence(n);
+    std::vector<Real> S = initial_state<Real>(nf, n, h), M = absolute(S), o(V);
+    Token<Real> token(nf, policy);
+    for (std::int64_t t = span.begin; t < span.end; ++t) {
+        const auto row = static_cast<std::size_t>((span.batch * nf.tokens + t) * nf.value_heads + h) * V;
+        const auto read = [&](const std::vector<Real>& q, const std::vector<Real>& state, std::vector<double>& to) {
+            std::fill(o.begin(), o.end(), Real(0));
+            add_read(q, state, o);
+            for (std::size_t j = 0; j < V; ++j) to[row + j] = static_cast<double>(scale * o[j]);
+        };
+        if (policy.mistake == Mistake::chunk_reset && t > span.begin && (t - span.begin) % kResetChunk == 0)
+            std::fill(S.begin(), S.end(), Real(0));
+        for (std::int64_t step = 0; step < nf.steps; ++step) {
+            token.s.load(nf, span.batch, t, h, step);
+            if (policy.mistake == Mistake::read_before_write && step == 0) read(token.s.q, S, out.o);
+            if (mag != nullptr) M = token.magnitude(S);
+            token.update(S);
+        }
+        if (policy.mistake != Mistake::read_before_write) read(token.s.q, S, out.o);
+        if (mag != nullptr) {
+            read(absolute(token.s.q), absolute(S), mag->o);
+            for (std::size_t j = 0; j < V; ++j) mag->o[row + j] = std::fabs(mag->o[row + j]);
+        }
+    }
+    const std::size_t at = static_cast<std::size_t>(n * nf.value_heads + h) * S.size();
+    for (std::size_t i = 0; i < S.size(); ++i) {
+        out.final_state[at + i] = static_cast<double>(S[i]);
+        if (mag != nullptr) mag->final_state[at + i] = static_cast<double>(M[i]);
+    }
+}
+
+}  // namespace
+
+template <class Real>
+Answer recurrence(const NormalForm& nf, const Policy& policy, Answer* magnitude) {
+    Answer out(nf);
+    for (std::int64_t n = 0; n < nf.sequences; ++n)
+        for (std::int64_t h = 0; h < nf.value_heads; ++h) sequence<Real>(nf, policy, n, h, out, magnitude);
+    return out;
+}
+
+template Answer recurrence<float>(const NormalForm&, const Policy&, Answer*);
+template Answer recurrence<double>(const NormalForm&, const Policy&, Answer*);
+template Answer recurrence<long double>(const NormalForm&, const Policy&, Answer*);
+
+void store(const Answer& answer, const NormalForm& nf) {
+    std::size_t i = 0;
+    for (std::int64_t b = 0; b < nf.batch; ++b)
+        for (std::int64_t t = 0; t < nf.tokens; ++t)
+            for (std::int64_t h = 0; h < nf.value_heads; ++h)
+                for (std::int64_t j = 0; j < nf.V; ++j)
+                    store_element(nf.o.data, nf.o.dtype, offset_of(nf.o, b, t, h, j), answer.o[i++]);
+    if (!nf.final_state.present()) return;
+    i = 0;
+    for (std::int64_t n = 0; n < nf.sequences; ++n)
+        for (std::int64_t h = 0; h < nf.value_heads; ++h)
+            for (std::int64_t c = 0; c < nf.K; ++c)
+                for (std::int64_t j = 0; j < nf.V; ++j)
+                    store_element(nf.final_state.data, nf.final_state.dtype, offset_of(nf.final_state, n, h, c, j),
+                                  answer.final_state[i++]);
+}
+
+}  // namespace tidegate::reference
