@@ -169,6 +169,11 @@ TEST(Safetensors, RefusesBadFiles) {
     expect_says(why([&] { read_safetensors(folder / "absent"); }), folder / "absent: No such file or directory");
     expect_says(why([&] { read_safetensors(folder.path.string()); }), "is a directory");
     expect_says(why([&] { read_safetensors("/dev/null"); }), "is a device");
+    // Sparse: a header above the official limit is refused although the file is long enough.
+    spill(folder / "long", little(std::uint64_t{100000001}) + '{');
+    fs::resize_file(folder / "long", 200000000);
+    expect_says(why([&] { read_safetensors(folder / "long"); }),
+                "header length 100000001 in bytes 0 to 7, expected 1 to 100000000");
     spill(folder / "empty", "");
     expect_says(why([&] { read_safetensors(folder / "empty"); }), "is empty");
     try {

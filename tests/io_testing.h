@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,9 +23,8 @@ using Bytes = std::vector<std::byte>;
 inline constexpr Dtype kAll[] = {Dtype::fp32, Dtype::bf16, Dtype::fp16, Dtype::fp64, Dtype::int32, Dtype::int64};
 
 inline Bytes bytes_of_text(const std::string& text) {
-    Bytes out(text.size());
-    std::memcpy(out.data(), text.data(), text.size());
-    return out;
+    const auto bytes = std::as_bytes(std::span(text));
+    return {bytes.begin(), bytes.end()};
 }
 
 template <class Int>

@@ -35,8 +35,8 @@ struct Forward {
     Tensor cu_seqlens;     ///< [N + 1] int32 or int64, from 0 to T, non-decreasing; absent: N = B sequences of T
 
     // Outputs, written by the call. Rows of `o` past T are left untouched.
-    Tensor o;              ///< [B, >= T, HV, V]
-    Tensor final_state;    ///< shape of initial_state; may be absent
+    Tensor o;            ///< [B, >= T, HV, V]
+    Tensor final_state;  ///< shape of initial_state; may be absent
 
     // Options.
     std::optional<double> scale;              ///< default K^-0.5
@@ -48,7 +48,7 @@ struct Forward {
     bool allow_neg_eigval = false;            ///< with `b`: beta = 2 sigmoid(b)
     HeadMap head_map = HeadMap::grouped;
     bool state_v_first = false;
-    bool check_values = false;                ///< also reject g > 0
+    bool check_values = false;  ///< also reject g > 0
 };
 
 /// Throws Error naming the argument that breaks the contract; writes nothing then.

@@ -8,20 +8,20 @@ namespace tidegate {
 
 /// Choices that change no bit of the result.
 struct Options {
-    int threads = 0;         ///< 0: every core of the machine
+    int threads = 0;  ///< 0: every core of the machine
 };
 
 /// `arithmetic` holds all that can change a bit; it follows from rule, K, V, dtypes, gate kind and the machine's
 /// instruction set alone. `schedule` holds what changes none.
 struct Plan {
     struct Arithmetic {
-        std::string path;          ///< the kernel's name in the inventory
-        std::string isa;           ///< instruction set the kernel was compiled for
-        std::int64_t bucket_k = 0; ///< K as the kernel pads it
-        std::int64_t bucket_v = 0; ///< V as the kernel pads it
-        std::int64_t pass = 0;     ///< tokens a pass: `resumable` holds at multiples of it
-        std::string operands;      ///< type of the products' operands
-        std::string accumulate;    ///< type of state and sums
+        std::string path;           ///< the kernel's name in the inventory
+        std::string isa;            ///< instruction set the kernel was compiled for
+        std::int64_t bucket_k = 0;  ///< K as the kernel pads it
+        std::int64_t bucket_v = 0;  ///< V as the kernel pads it
+        std::int64_t pass = 0;      ///< tokens a pass: `resumable` holds at multiples of it
+        std::string operands;       ///< type of the products' operands
+        std::string accumulate;     ///< type of state and sums
         bool operator==(const Arithmetic&) const = default;
     } arithmetic;
     struct Schedule {

@@ -30,8 +30,8 @@ struct Tensor {
 /// A view with row-major strides. `data` may be null only if the tensor has no elements.
 Tensor dense(const void* data, Dtype dtype, std::initializer_list<std::int64_t> shape);
 
-std::int64_t bytes_of(Dtype dtype);        ///< bytes of one element
-const char* name_of(Dtype dtype);          ///< "fp32", "bf16", ...
-std::string shape_text(const Tensor& t);   ///< "[1, 70, 4, 96]"
+std::int64_t bytes_of(Dtype dtype);       ///< bytes of one element
+const char* name_of(Dtype dtype);         ///< "fp32", "bf16", ...
+std::string shape_text(const Tensor& t);  ///< "[1, 70, 4, 96]"
 
 }  // namespace tidegate

@@ -51,8 +51,10 @@ T number(const std::string& text, const std::string& where) {
 std::vector<std::string> split(const std::string& text, char by) {
     std::vector<std::string> parts{""};
     for (const char c : text) {
-        if (c == by) parts.emplace_back();
-        else parts.back() += c;
+        if (c == by)
+            parts.emplace_back();
+        else
+            parts.back() += c;
     }
     return parts;
 }
@@ -73,7 +75,9 @@ Dtype dtype_from(const std::string& name) {
     throw Error("dtype", "dtype: given '" + name + "', expected fp32, bf16, fp16 or fp64");
 }
 
-bool looks_like_id(const std::string& text) { return std::count(text.begin(), text.end(), '/') >= 4 && text.find(',') != std::string::npos; }
+bool looks_like_id(const std::string& text) {
+    return std::count(text.begin(), text.end(), '/') >= 4 && text.find(',') != std::string::npos;
+}
 
 Case parse(const std::string& id) {
     const std::vector<std::string> parts = split(id, '/');
@@ -93,7 +97,8 @@ Case parse(const std::string& id) {
         if (*fields[i] < (i == 1 ? 0 : 1) || *fields[i] > (1LL << 40))
             throw Error("case", std::string("case: given ") + names[i] + " = " + sizes[i] + ", expected a size");
     }
-    if (c.HV % c.H != 0) throw Error("case", "case: given H,HV = " + sizes[2] + "," + sizes[3] + ", expected HV % H == 0");
+    if (c.HV % c.H != 0)
+        throw Error("case", "case: given H,HV = " + sizes[2] + "," + sizes[3] + ", expected HV % H == 0");
     for (const Key& key : kKeys)
         for (std::size_t i = 4; i + 1 < parts.size(); ++i)
             if (parts[i].rfind(std::string(key.name) + "=", 0) == 0)

@@ -46,8 +46,10 @@ public:
     io::Bundle bundle() {
         options();
         qkv();
-        if (c_.key("gates") == "logits") logits();
-        else gates();
+        if (c_.key("gates") == "logits")
+            logits();
+        else
+            gates();
         if (const std::string h0 = c_.key("h0"); !h0.empty()) initial_state(value(h0));
         for (const char* bad : {"nan", "inf"})
             if (const std::string n = c_.key(bad); !n.empty()) poison(value(n), std::string(bad) == "nan");
@@ -93,7 +95,8 @@ private:
 
     std::uint64_t index(const Row& row, std::int64_t head, std::int64_t channel) const {
         const std::uint64_t sequence = c_.key("same") == "1" ? 0 : row.sequence;
-        return mix(mix(sequence) ^ row.token) ^ (static_cast<std::uint64_t>(head) << 32) ^ static_cast<std::uint64_t>(channel);
+        return mix(mix(sequence) ^ row.token) ^ (static_cast<std::uint64_t>(head) << 32) ^
+               static_cast<std::uint64_t>(channel);
     }
 
     Fill normal(Stream stream) const {
@@ -112,15 +115,18 @@ private:
     void qkv() {
         const std::string x = c_.key("x");
         Fill q = unit_rows(kQ), k = unit_rows(kK), v = normal(kV);
-        if (x == "ones") q = k = v = [](const Row&, std::int64_t, std::int64_t) { return 1.0; };
-        else if (x == "raw" || c_.key("l2norm") == "1") q = normal(kQ), k = normal(kK);
+        if (x == "ones")
+            q = k = v = [](const Row&, std::int64_t, std::int64_t) { return 1.0; };
+        else if (x == "raw" || c_.key("l2norm") == "1")
+            q = normal(kQ), k = normal(kK);
         else if (x == "alike") {
             const Random common(c_.seed, kCommon);
             const double norm = std::sqrt(static_cast<double>(c_.K));
             k = [common, norm, own = normal(kK)](const Row& r, std::int64_t h, std::int64_t i) {
                 return (common.normal(static_cast<std::uint64_t>(i)) + own(r, h, i) * 0.0625) / norm;
             };
-        } else if (!x.empty()) throw Error("case", "case: given x=" + x + ", expected ones, raw or alike");
+        } else if (!x.empty())
+            throw Error("case", "case: given x=" + x + ", expected ones, raw or alike");
         tokens("q", c_.dtype, c_.H, c_.K, q);
         tokens("k", c_.dtype, c_.H, c_.K, k);
         tokens("v", c_.dtype, c_.HV, c_.V, v);
@@ -156,8 +162,7 @@ private:
             return [this, x, at_middle, random](const Row& r, std::int64_t h, std::int64_t i) {
                 return at_middle(r) ? x : random.uniform(index(r, h, i)) * -0x1p-7;
             };
-        if (kind == "channel")
-            return [x](const Row&, std::int64_t, std::int64_t i) { return i == 0 ? x : -0x1p-4; };
+        if (kind == "channel") return [x](const Row&, std::int64_t, std::int64_t i) { return i == 0 ? x : -0x1p-4; };
         throw Error("case", "case: given gate=" + text + ", expected " + keys()[4].values);
     }
 
@@ -191,11 +196,13 @@ private:
             b = [x = value(fixed_b.substr(6))](const Row& r, std::int64_t, std::int64_t) {
                 return r.sequence % 2 == 0 ? -x : x;
             };
-        else if (!fixed_b.empty()) b = [x = value(fixed_b)](const Row&, std::int64_t, std::int64_t) { return x; };
+        else if (!fixed_b.empty())
+            b = [x = value(fixed_b)](const Row&, std::int64_t, std::int64_t) { return x; };
         tokens("a", c_.dtype, c_.HV, vector_gate_ ? c_.K : 0, a);
         tokens("b", c_.dtype, c_.HV, 0, b);
         const Random log_random(c_.seed, kALog), bias_random(c_.seed, kDtBias);
-        heads("A_log", c_.HV, [&](std::uint64_t i) { return A_log.empty() ? log_random.uniform(i) * 2 - 1.5 : value(A_log); });
+        heads("A_log", c_.HV,
+              [&](std::uint64_t i) { return A_log.empty() ? log_random.uniform(i) * 2 - 1.5 : value(A_log); });
         heads("dt_bias", vector_gate_ ? c_.HV * c_.K : c_.HV,
               [&](std::uint64_t i) { return fixed_a.empty() ? bias_random.uniform(i) * 4 - 4 : 0; });
         out_.metadata["gates"] = "logits";
@@ -220,7 +227,8 @@ private:
                         const auto channel = static_cast<std::uint64_t>(vk ? s : r);
                         const auto column = static_cast<std::uint64_t>(vk ? r : s);
                         const auto sequence = static_cast<std::uint64_t>(c_.key("same") == "1" ? 0 : n);
-                        const std::uint64_t at = mix(mix(sequence) ^ static_cast<std::uint64_t>(h)) ^ (channel << 32) ^ column;
+                        const std::uint64_t at =
+                            mix(mix(sequence) ^ static_cast<std::uint64_t>(h)) ^ (channel << 32) ^ column;
                         store_element(array.bytes.data(), array.dtype, i++, random.normal(at) * size);
                     }
         out_.add(std::move(array));
@@ -231,8 +239,10 @@ private:
         const Tensor v = out_.find("v")->view();
         for (std::size_t r = 0; r < rows_.size(); ++r) {
             const auto n = static_cast<std::size_t>(rows_[r].sequence);
-            if (static_cast<double>(n) != sequence || rows_[r].token != static_cast<std::uint64_t>(lengths_[n] / 2)) continue;
-            const std::int64_t at = offset_of(v, static_cast<std::int64_t>(r) / c_.T, static_cast<std::int64_t>(r) % c_.T, 0);
+            if (static_cast<double>(n) != sequence || rows_[r].token != static_cast<std::uint64_t>(lengths_[n] / 2))
+                continue;
+            const std::int64_t at =
+                offset_of(v, static_cast<std::int64_t>(r) / c_.T, static_cast<std::int64_t>(r) % c_.T, 0);
             store_element(v.data, v.dtype, at, nan ? std::nan("") : HUGE_VAL);
         }
     }
@@ -255,9 +265,9 @@ private:
         m["rule"] = name_of(c_.rule);
         m["pass"] = c_.pass;
         m["out_dtype"] = c_.key("out").empty() ? name_of(c_.dtype) : c_.key("out");
-        const std::pair<const char*, const char*> plain[] = {
-            {"scale", "scale"}, {"l2norm", "qk_l2norm"}, {"map", "head_map"}, {"layout", "state_layout"},
-            {"state", "state_dtype"}, {"gate_min", "gate_min"}};
+        const std::pair<const char*, const char*> plain[] = {{"scale", "scale"},       {"l2norm", "qk_l2norm"},
+                                                             {"map", "head_map"},      {"layout", "state_layout"},
+                                                             {"state", "state_dtype"}, {"gate_min", "gate_min"}};
         for (const auto& [key, name] : plain)
             if (const std::string text = c_.key(key); !text.empty()) m[name] = text;
     }

@@ -1,5 +1,6 @@
 #include "cases/request.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
@@ -41,12 +42,17 @@ struct Input {
     Tensor Forward::*member;
     const char* gates;  ///< the only value of metadata `gates` under which it is read
 };
-constexpr Input kInputs[] = {
-    {"q", &Forward::q, nullptr}, {"k", &Forward::k, nullptr}, {"v", &Forward::v, nullptr},
-    {"g", &Forward::g, "given"}, {"beta", &Forward::beta, "given"},
-    {"a", &Forward::a, "logits"}, {"b", &Forward::b, "logits"},
-    {"A_log", &Forward::A_log, "logits"}, {"dt_bias", &Forward::dt_bias, "logits"},
-    {"initial_state", &Forward::initial_state, nullptr}, {"cu_seqlens", &Forward::cu_seqlens, nullptr}};
+constexpr Input kInputs[] = {{"q", &Forward::q, nullptr},
+                             {"k", &Forward::k, nullptr},
+                             {"v", &Forward::v, nullptr},
+                             {"g", &Forward::g, "given"},
+                             {"beta", &Forward::beta, "given"},
+                             {"a", &Forward::a, "logits"},
+                             {"b", &Forward::b, "logits"},
+                             {"A_log", &Forward::A_log, "logits"},
+                             {"dt_bias", &Forward::dt_bias, "logits"},
+                             {"initial_state", &Forward::initial_state, nullptr},
+                             {"cu_seqlens", &Forward::cu_seqlens, nullptr}};
 constexpr const char* kOthers[] = {"do", "dht"};  // of other passes, legal in a forward request
 
 }  // namespace
@@ -69,7 +75,8 @@ Forward bind(const io::Bundle& request) {
     p.check_values = true;
     for (const Input& in : kInputs) {
         const io::Array* array = request.find(in.name);
-        if (array == nullptr || (in.gates != nullptr && std::string(in.gates) != (logits ? "logits" : "given"))) continue;
+        if (array == nullptr || (in.gates != nullptr && std::string(in.gates) != (logits ? "logits" : "given")))
+            continue;
         p.*in.member = array->view();
     }
     return p;
@@ -80,6 +87,12 @@ std::vector<OutputSpec> outputs_of(const io::Bundle& request) {
     if (p.q.rank != 4 || p.v.rank != 4) check(p, true);  // throws, and says which
     const std::int64_t B = p.v.shape[0], T = p.v.shape[1], HV = p.v.shape[2], V = p.v.shape[3], K = p.q.shape[3];
     const std::int64_t N = p.cu_seqlens.present() ? p.cu_seqlens.shape[0] - 1 : B;
+    // Extents of empty tensors are bounded by no file size: an answer of 2^40 elements is nobody's intention.
+    const double elements =
+        static_cast<double>(HV) * static_cast<double>(V) *
+        std::max(static_cast<double>(B) * static_cast<double>(T), static_cast<double>(N) * static_cast<double>(K));
+    if (N < 0 || !(elements < 0x1p40))
+        throw Error("v", "v: given shape " + shape_text(p.v) + ", expected an answer of fewer than 2^40 elements");
     const Dtype out = dtype_from(request.meta("out_dtype", name_of(p.v.dtype)));
     const Dtype state = dtype_from(request.meta("state_dtype", out == Dtype::fp64 ? "fp64" : "fp32"));
     return {{"o", out, {B, T, HV, V}},
@@ -104,7 +117,8 @@ void validate(const io::Bundle& request, bool allow_nan) {
         bool known = false;
         for (const Input& in : kInputs) known = known || array.name == in.name;
         for (const char* other : kOthers) known = known || array.name == other;
-        if (!known) throw Error(array.name, "tensor '" + array.name + "': expected one of protocol.md's names for this pass");
+        if (!known)
+            throw Error(array.name, "tensor '" + array.name + "': expected one of protocol.md's names for this pass");
     }
     Forward p = bind(request);
     // Shapes come first: the answer's are made from q and v, and a zero-sized stand-in must not be reported.

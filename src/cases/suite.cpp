@@ -36,7 +36,8 @@ Tails quick() {
 
 Tails tails() {
     Tails list{"1,64,2,2,64,32/1"};  // the probe case
-    for (const int K : {1, 2, 7, 15, 16, 17, 31, 33, 60, 63, 65, 79, 80, 81, 95, 96, 97, 100, 127, 128, 129, 160, 192, 256, 257}) {
+    for (const int K :
+         {1, 2, 7, 15, 16, 17, 31, 33, 60, 63, 65, 79, 80, 81, 95, 96, 97, 100, 127, 128, 129, 160, 192, 256, 257}) {
         const std::string k = std::to_string(K);
         list.push_back("1,9,1,2," + k + "," + k + "/h0=1/2");
         list.push_back("1,9,1,1," + k + ",64/3");
@@ -50,18 +51,33 @@ Tails tails() {
 
 Tails gates(bool vector) {
     Tails list;
-    for (const char* gate : {"zero", "half-zero", "const:-0.001", "const:-1", "const:-6", "const:-20", "const:-27.6", "const:-1000",
-                             "spike:-90", "spike:-104", "spike:-1e4", "spike:-inf", "mild-spike:-90", "mild-spike:-104",
-                             "mild-spike:-1e4", "mild-spike:-inf"})
+    for (const char* gate : {"zero", "half-zero", "const:-0.001", "const:-1", "const:-6", "const:-20", "const:-27.6",
+                             "const:-1000", "spike:-90", "spike:-104", "spike:-1e4", "spike:-inf", "mild-spike:-90",
+                             "mild-spike:-104", "mild-spike:-1e4", "mild-spike:-inf"})
         list.push_back("1,70,1,2,32,40/h0=1/gate=" + std::string(gate) + "/1");
     if (vector)
         for (const char* x : {"-6", "-20", "-1000", "-inf"})
             list.push_back("1,70,1,2,32,40/h0=1/gate=channel:" + std::string(x) + "/2");
-    for (const char* keys : {"gates=logits", "gates=logits/l2norm=1", "gates=logits/neg=1", "gates=logits/gate_min=-0.5",
-                             "gates=logits/form=bounded", "gates=logits/form=bounded/gate_min=-1", "gates=logits/A_log=100/a=-200",
-                             "gates=logits/A_log=89", "gates=logits/a=-30", "gates=logits/a=30", "gates=logits/A_log=-30/a=80",
-                             "gates=logits/params=fp32", "gates=logits/params=bf16", "gates=logits/params=fp16",
-                             "gate_min=-0.25", "gb=bf16", "gb=fp16", "l2norm=1", "scale=1", "scale=0.3"})
+    for (const char* keys : {"gates=logits",
+                             "gates=logits/l2norm=1",
+                             "gates=logits/neg=1",
+                             "gates=logits/gate_min=-0.5",
+                             "gates=logits/form=bounded",
+                             "gates=logits/form=bounded/gate_min=-1",
+                             "gates=logits/A_log=100/a=-200",
+                             "gates=logits/A_log=89",
+                             "gates=logits/a=-30",
+                             "gates=logits/a=30",
+                             "gates=logits/A_log=-30/a=80",
+                             "gates=logits/params=fp32",
+                             "gates=logits/params=bf16",
+                             "gates=logits/params=fp16",
+                             "gate_min=-0.25",
+                             "gb=bf16",
+                             "gb=fp16",
+                             "l2norm=1",
+                             "scale=1",
+                             "scale=0.3"})
         list.push_back("1,40,2,4,32,24/h0=1/" + std::string(keys) + "/3");
     return list;
 }
@@ -83,9 +99,10 @@ Tails varlen() {
 
 Tails states() {
     Tails list;
-    for (const char* keys : {"h0=1", "h0=1e-6", "h0=1e4", "h0=1/layout=vk", "layout=vk", "h0=1/state=bf16", "h0=1/state=fp16",
-                             "h0=1/layout=vk/state=bf16", "h0=1/out=fp32", "h0=1/out=bf16", "h0=1/out=fp16", "h0=1/beta=0",
-                             "h0=1/gate=zero/beta=0", "h0=1/beta=1", "h0=1/strides=padded", "h0=1/map=tiled"})
+    for (const char* keys :
+         {"h0=1", "h0=1e-6", "h0=1e4", "h0=1/layout=vk", "layout=vk", "h0=1/state=bf16", "h0=1/state=fp16",
+          "h0=1/layout=vk/state=bf16", "h0=1/out=fp32", "h0=1/out=bf16", "h0=1/out=fp16", "h0=1/beta=0",
+          "h0=1/gate=zero/beta=0", "h0=1/beta=1", "h0=1/strides=padded", "h0=1/map=tiled"})
         list.push_back("2,37,2,4,40,24/" + std::string(keys) + "/1");
     return list;
 }
@@ -93,44 +110,56 @@ Tails states() {
 /// The numbers are those of docs/cases.md; kinds that need two calls are tests or properties, not cases.
 Tails field(Dtype dtype, bool vector) {
     Tails list;
-    for (const char* T : {"1", "63", "64", "65"})                                           // 1
+    for (const char* T : {"1", "63", "64", "65"})  // 1
         list.push_back("1," + std::string(T) + ",1,2,32,32/gate=const:-1/1");
-    list.insert(list.end(), {"2,65,2,2,32,32/gate=zero/2", "2,65,2,2,32,32/2",              // 2
-                             "1,6,1,2,32,32/h0=1/3", "1,69,1,2,32,32/h0=1/3",               // 3
-                             "1,5,3,6,32,32/4",                                             // 4
-                             "1,2,2,4,32,32/5",                                             // 5
-                             "3,7,2,2,32,32/gates=logits/strides=interleaved/6",            // 6
+    list.insert(list.end(), {"2,65,2,2,32,32/gate=zero/2",
+                             "2,65,2,2,32,32/2",  // 2
+                             "1,6,1,2,32,32/h0=1/3",
+                             "1,69,1,2,32,32/h0=1/3",                             // 3
+                             "1,5,3,6,32,32/4",                                   // 4
+                             "1,2,2,4,32,32/5",                                   // 5
+                             "3,7,2,2,32,32/gates=logits/strides=interleaved/6",  // 6
                              "3,7,2,2,32,32/strides=interleaved/6",
-                             "2,9,1,2,32,32/gates=logits/b=split:8/7", "2,9,1,2,32,32/h0=1/7",  // 7
-                             "1,12,2,2,60,60/strides=padded/8", "1,12,2,2,96,96/strides=padded/8",  // 8
-                             "1,12,2,2,100,100/strides=padded/8", "1,12,1,2,64,128/8", "1,12,1,2,128,32/8", "1,12,1,2,1,1/8",
-                             "1,3,1,2,16,16/lengths=0,3,0/h0=1/10", "1,0,1,2,16,16/lengths=0/h0=1/10",  // 10
-                             "1,0,1,2,16,16/lengths=0,0/h0=1/10", "1,0,1,2,16,16/lengths=0,0/10",
-                             "1,9,1,2,32,32/lengths=5,4/12",                                // 12
-                             "1,21,1,2,32,32/lengths=7*3/same=1/13", "1,42,1,2,32,32/lengths=7*6/same=1/13",  // 13
+                             "2,9,1,2,32,32/gates=logits/b=split:8/7",
+                             "2,9,1,2,32,32/h0=1/7",  // 7
+                             "1,12,2,2,60,60/strides=padded/8",
+                             "1,12,2,2,96,96/strides=padded/8",  // 8
+                             "1,12,2,2,100,100/strides=padded/8",
+                             "1,12,1,2,64,128/8",
+                             "1,12,1,2,128,32/8",
+                             "1,12,1,2,1,1/8",
+                             "1,3,1,2,16,16/lengths=0,3,0/h0=1/10",
+                             "1,0,1,2,16,16/lengths=0/h0=1/10",  // 10
+                             "1,0,1,2,16,16/lengths=0,0/h0=1/10",
+                             "1,0,1,2,16,16/lengths=0,0/10",
+                             "1,9,1,2,32,32/lengths=5,4/12",  // 12
+                             "1,21,1,2,32,32/lengths=7*3/same=1/13",
+                             "1,42,1,2,32,32/lengths=7*6/same=1/13",  // 13
                              "1,1025,64,64,1,1/lengths=1*1025/13",
-                             "1,192,1,2,32,32/gate=zero/15", "1,192,1,2,32,32/gate=half-zero/15"});  // 15
-    for (const char* x : {"-90", "-104", "-1e4", "-inf"})                                   // 16
+                             "1,192,1,2,32,32/gate=zero/15",
+                             "1,192,1,2,32,32/gate=half-zero/15"});  // 15
+    for (const char* x : {"-90", "-104", "-1e4", "-inf"})            // 16
         for (const char* kind : {"spike:", "mild-spike:"})
             list.push_back("1,64,1,2,32,32/gate=" + std::string(kind) + x + "/16");
     list.push_back("1,64,1,2,32,32/gate=const:-27.6/16");
-    for (const char* x : {"-6", "-20", "-1000"}) {                                          // 17
+    for (const char* x : {"-6", "-20", "-1000"}) {  // 17
         list.push_back("1,64,1,2,32,32/h0=1/gate=const:" + std::string(x) + "/17");
         if (vector) list.push_back("1,64,1,2,32,32/h0=1/gate=channel:" + std::string(x) + "/17");
     }
-    list.insert(list.end(), {"1,24,1,2,32,32/h0=1/gates=logits/A_log=100/a=-200/18",        // 18
-                             "1,24,1,2,32,32/h0=1/gates=logits/A_log=89/18", "1,24,1,2,32,32/h0=1/gates=logits/a=-30/18",
-                             "1,24,1,2,32,32/h0=1/gates=logits/a=30/18",
-                             "1,64,1,2,32,32/x=alike/gate=zero/beta=1/20",                  // 20
+    list.insert(list.end(), {"1,24,1,2,32,32/h0=1/gates=logits/A_log=100/a=-200/18",  // 18
+                             "1,24,1,2,32,32/h0=1/gates=logits/A_log=89/18",
+                             "1,24,1,2,32,32/h0=1/gates=logits/a=-30/18", "1,24,1,2,32,32/h0=1/gates=logits/a=30/18",
+                             "1,64,1,2,32,32/x=alike/gate=zero/beta=1/20",                                        // 20
                              "1,84,1,2,32,32/lengths=5,70,9/nan=1/22", "1,84,1,2,32,32/lengths=5,70,9/inf=1/22",  // 22
                              "3,20,1,2,32,32/nan=1/22"});
     if (dtype != Dtype::fp16) list.push_back("1,8,1,2,16,16/x=raw/beta=1/out=fp32/20");
-    list.insert(list.end(), {"1,1,1,1,1,1/x=ones/gates=logits/b=0.5/23", "1,1000,1,1,1,1/x=ones/gates=logits/b=0.5/23",  // 23
-                             "1,64,1,2,32,32/h0=1/24", "1,1,1,2,32,32/h0=1/24"});           // 24
-    if (dtype == Dtype::fp16) list.push_back("1,4,1,2,32,32/h0=1e5/gate=zero/25");          // 25
-    for (const char* type : {"fp32", "bf16", "fp16"})                                       // 26
+    list.insert(list.end(),
+                {"1,1,1,1,1,1/x=ones/gates=logits/b=0.5/23", "1,1000,1,1,1,1/x=ones/gates=logits/b=0.5/23",  // 23
+                 "1,64,1,2,32,32/h0=1/24", "1,1,1,2,32,32/h0=1/24"});                                        // 24
+    if (dtype == Dtype::fp16) list.push_back("1,4,1,2,32,32/h0=1e5/gate=zero/25");                           // 25
+    for (const char* type : {"fp32", "bf16", "fp16"})                                                        // 26
         list.push_back("1,24,1,2,32,32/gates=logits/params=" + std::string(type) + "/26");
-    for (const char* b : {"-6.85", "0.1"})                                                  // 27
+    for (const char* b : {"-6.85", "0.1"})  // 27
         list.push_back("1,24,1,2,32,32/h0=1/gates=logits/b=" + std::string(b) + "/27");
     return list;
 }

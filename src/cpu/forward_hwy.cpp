@@ -13,12 +13,11 @@ namespace tidegate::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 using F = hn::CappedTag<float, 16>;  // 16 columns are the padding that the plan names
 
-/// Views into the task's workspace.
+/// Views into the task's workspace; what is loaded as vectors comes first, where it is aligned whatever K is.
 struct Buffers {
-    float *S, *q, *k, *ek, *a, *b, *decay, *v, *p, *o;
+    float *S, *v, *o, *q, *k, *ek, *a, *b, *decay;
     Buffers(float* w, std::size_t K, std::size_t W)
-        : S(w), q(S + K * W), k(q + K), ek(k + K), a(ek + K), b(a + K), decay(b + K), v(decay + K),
-          p(v + W), o(p + W) {}
+        : S(w), v(S + K * W), o(v + W), q(o + W), k(q + K), ek(k + K), a(ek + K), b(a + K), decay(b + K) {}
 };
 
 /// One step: S <- D S + ..., o = S^T q. The columns of a slice do not meet: any slicing gives the same bits.
@@ -63,11 +62,11 @@ void forward(const NormalForm& nf, const Task& task) {
     const Buffers x(task.workspace, K, W);
     for (std::size_t i = 0; i < K; ++i)
         for (std::size_t j = 0; j < W; ++j)
-            x.S[i * W + j] = nf.initial_state.present() && j < columns
-                                 ? load_as<float>(nf.initial_state,
-                                                  offset_of(nf.initial_state, n, h, i, task.first_column) +
-                                                      static_cast<std::int64_t>(j) * nf.initial_state.stride[3])
-                                 : 0.0F;
+            x.S[i * W + j] =
+                nf.initial_state.present() && j < columns
+                    ? load_as<float>(nf.initial_state, offset_of(nf.initial_state, n, h, i, task.first_column) +
+                                                           static_cast<std::int64_t>(j) * nf.initial_state.stride[3])
+                    : 0.0F;
 
     const float scale = static_cast<float>(nf.scale);
     Step<float> s(nf);
@@ -79,8 +78,10 @@ void forward(const NormalForm& nf, const Task& task) {
                 x.q[i] = s.q[i];
                 x.k[i] = s.k[i];
                 x.decay[i] = nf.gate.decay == Decay::none ? 1.0F : std::exp(s.g[i]);
-                if constexpr (kTied) x.ek[i] = s.ek[i];
-                else x.a[i] = s.a[i], x.b[i] = s.b[i];
+                if constexpr (kTied)
+                    x.ek[i] = s.ek[i];
+                else
+                    x.a[i] = s.a[i], x.b[i] = s.b[i];
             }
             for (std::size_t j = 0; j < W; ++j)
                 x.v[j] = j < columns ? s.v[static_cast<std::size_t>(task.first_column) + j] : 0.0F;
@@ -88,7 +89,8 @@ void forward(const NormalForm& nf, const Task& task) {
         }
         const std::int64_t at = offset_of(nf.o, span.batch, t, h, task.first_column);
         for (std::size_t j = 0; j < columns; ++j)
-            store_element(nf.o.data, nf.o.dtype, at + static_cast<std::int64_t>(j), static_cast<double>(scale * x.o[j]));
+            store_element(nf.o.data, nf.o.dtype, at + static_cast<std::int64_t>(j),
+                          static_cast<double>(scale * x.o[j]));
     }
     if (!nf.final_state.present()) return;
     for (std::size_t i = 0; i < K; ++i)

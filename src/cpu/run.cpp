@@ -29,7 +29,8 @@ void run(const NormalForm& nf, const Plan& plan) {
     const auto& s = plan.schedule;
     const auto bytes = static_cast<std::size_t>(s.workspace_bytes);
     const auto release = [](float* p) { ::operator delete(p, kAlignment); };
-    const std::unique_ptr<float, decltype(release)> workspace(static_cast<float*>(::operator new(bytes, kAlignment)), release);
+    const std::unique_ptr<float, decltype(release)> workspace(static_cast<float*>(::operator new(bytes, kAlignment)),
+                                                              release);
     const std::int64_t slices = (nf.V + s.slice_v - 1) / s.slice_v, heads = nf.value_heads;
     const std::int64_t each = workspace_floats(nf.K, s.slice_v);
     parallel_for(s.tasks, s.threads, [&](std::int64_t i, int worker) {

@@ -19,7 +19,9 @@ constexpr std::int64_t slice_columns(std::int64_t bucket_v) { return bucket_v < 
 
 Plan plan_cpu(const NormalForm& nf, const CpuMachine& machine, const Options& options);
 
-/// fp32 values a thread needs: the state slice, six rows of K and three of the slice.
-constexpr std::int64_t workspace_floats(std::int64_t K, std::int64_t slice) { return K * slice + 6 * K + 3 * slice; }
+/// fp32 values a thread needs: the state slice, two rows of it and six of K, in whole cache lines.
+constexpr std::int64_t workspace_floats(std::int64_t K, std::int64_t slice) {
+    return (K * slice + 2 * slice + 6 * K + 15) / 16 * 16;
+}
 
 }  // namespace tidegate

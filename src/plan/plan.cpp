@@ -9,8 +9,8 @@ std::string Plan::text() const {
     const auto number = [](auto n) { return std::to_string(n); };
     return "arithmetic: path=" + a.path + " isa=" + a.isa + " bucket=" + number(a.bucket_k) + "x" + number(a.bucket_v) +
            " pass=" + number(a.pass) + " operands=" + a.operands + " accumulate=" + a.accumulate +
-           "\nschedule:   threads=" + number(s.threads) + " tasks=" + number(s.tasks) + " slice_v=" + number(s.slice_v) +
-           " workspace=" + number(s.workspace_bytes) + " bytes";
+           "\nschedule:   threads=" + number(s.threads) + " tasks=" + number(s.tasks) +
+           " slice_v=" + number(s.slice_v) + " workspace=" + number(s.workspace_bytes) + " bytes";
 }
 
 }  // namespace tidegate

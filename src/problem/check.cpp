@@ -51,14 +51,12 @@ void float_type(const char* name, const Tensor& t, bool allow_fp64) {
 
 void cu_seqlens(const NormalForm& nf, const Tensor& cu) {
     if (!cu.present()) return;
-    if (cu.rank != 1 || cu.shape[0] < 2)
-        fail("cu_seqlens", "shape " + shape_text(cu), "[N + 1] with N >= 1");
+    if (cu.rank != 1 || cu.shape[0] < 2) fail("cu_seqlens", "shape " + shape_text(cu), "[N + 1] with N >= 1");
     if (cu.dtype != Dtype::int32 && cu.dtype != Dtype::int64) fail("cu_seqlens", name_of(cu.dtype), "int32 or int64");
     if (cu.data == nullptr) fail("cu_seqlens", "a null pointer", "memory for " + shape_text(cu));
     if (cu.device != Device::cpu) fail("cu_seqlens", "a CUDA tensor", "CPU memory");
     if (nf.batch != 1) fail("cu_seqlens", "B = " + std::to_string(nf.batch), "B = 1 with packed sequences");
-    if (nf.sequence(0).begin != 0)
-        fail("cu_seqlens[0]", std::to_string(nf.sequence(0).begin), "0");
+    if (nf.sequence(0).begin != 0) fail("cu_seqlens[0]", std::to_string(nf.sequence(0).begin), "0");
     for (std::int64_t n = 0; n < nf.sequences; ++n) {
         const Span s = nf.sequence(n);
         if (s.end < s.begin)
@@ -73,8 +71,10 @@ void cu_seqlens(const NormalForm& nf, const Tensor& cu) {
 
 void gates(const Forward& p, const RuleRow& row, std::int64_t B, std::int64_t T, std::int64_t HV, std::int64_t K) {
     const auto gate_shape = [&](const char* name, const Tensor& t) {
-        if (row.decay == Decay::vector) shape(name, t, "[B, T, HV, K]", {B, T, HV, K}, true);
-        else shape(name, t, "[B, T, HV]", {B, T, HV}, false);
+        if (row.decay == Decay::vector)
+            shape(name, t, "[B, T, HV, K]", {B, T, HV, K}, true);
+        else
+            shape(name, t, "[B, T, HV]", {B, T, HV}, false);
     };
     if (p.g.present() && p.a.present()) fail("g", "both g and a", "one of them");
     if (p.beta.present() && p.b.present()) fail("beta", "both beta and b", "one of them");
@@ -82,17 +82,22 @@ void gates(const Forward& p, const RuleRow& row, std::int64_t B, std::int64_t T,
         gate_shape("a", p.a);
         shape("A_log", p.A_log, "[HV]", {HV}, false);
         if (p.dt_bias.present()) {
-            if (row.decay == Decay::vector) shape("dt_bias", p.dt_bias, "[HV * K]", {HV * K}, false);
-            else shape("dt_bias", p.dt_bias, "[HV]", {HV}, false);
+            if (row.decay == Decay::vector)
+                shape("dt_bias", p.dt_bias, "[HV * K]", {HV * K}, false);
+            else
+                shape("dt_bias", p.dt_bias, "[HV]", {HV}, false);
         }
     } else {
-        if (!p.g.present()) fail("g", "neither g nor a", row.decay == Decay::vector ? "g [B, T, HV, K]" : "g [B, T, HV]");
+        if (!p.g.present())
+            fail("g", "neither g nor a", row.decay == Decay::vector ? "g [B, T, HV, K]" : "g [B, T, HV]");
         gate_shape("g", p.g);
         if (p.A_log.present()) fail("A_log", "A_log without a", "a with A_log, or g alone");
         if (p.dt_bias.present()) fail("dt_bias", "dt_bias without a", "a with A_log and dt_bias, or g alone");
     }
-    if (p.b.present()) shape("b", p.b, "[B, T, HV]", {B, T, HV}, false);
-    else shape("beta", p.beta, "[B, T, HV]", {B, T, HV}, false);
+    if (p.b.present())
+        shape("b", p.b, "[B, T, HV]", {B, T, HV}, false);
+    else
+        shape("beta", p.beta, "[B, T, HV]", {B, T, HV}, false);
 }
 
 void options(const Forward& p) {
@@ -115,8 +120,9 @@ void values(const Forward& p) {
                 for (std::int64_t c = 0; c < channels; ++c) {
                     const double x = load_element(g.data, g.dtype, offset_of(g, b, t, h) + c);
                     if (x > 0)
-                        fail("g", std::to_string(x) + " at batch " + std::to_string(b) + ", token " + std::to_string(t) +
-                                      ", head " + std::to_string(h) + ", channel " + std::to_string(c),
+                        fail("g",
+                             std::to_string(x) + " at batch " + std::to_string(b) + ", token " + std::to_string(t) +
+                                 ", head " + std::to_string(h) + ", channel " + std::to_string(c),
                              "a log of a decay, <= 0");
                 }
 }
@@ -140,9 +146,16 @@ Extent extent(const Tensor& t) {
 
 void aliasing(const Forward& p) {
     const std::pair<const char*, const Tensor*> outputs[] = {{"o", &p.o}, {"final_state", &p.final_state}};
-    const std::pair<const char*, const Tensor*> inputs[] = {
-        {"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"g", &p.g}, {"beta", &p.beta}, {"a", &p.a}, {"b", &p.b},
-        {"A_log", &p.A_log}, {"dt_bias", &p.dt_bias}, {"cu_seqlens", &p.cu_seqlens}};
+    const std::pair<const char*, const Tensor*> inputs[] = {{"q", &p.q},
+                                                            {"k", &p.k},
+                                                            {"v", &p.v},
+                                                            {"g", &p.g},
+                                                            {"beta", &p.beta},
+                                                            {"a", &p.a},
+                                                            {"b", &p.b},
+                                                            {"A_log", &p.A_log},
+                                                            {"dt_bias", &p.dt_bias},
+                                                            {"cu_seqlens", &p.cu_seqlens}};
     for (const auto& [out_name, out] : outputs) {
         for (int d = 0; d < out->rank; ++d)
             if (out->stride[static_cast<std::size_t>(d)] == 0 && out->shape[static_cast<std::size_t>(d)] > 1)
@@ -194,8 +207,10 @@ void check(const Forward& p, bool allow_fp64) {
     const std::int64_t N = sizes.sequences;
     const auto state = [&](const char* name, const Tensor& t) {
         if (!t.present()) return;
-        if (p.state_v_first) shape(name, t, "[N, HV, V, K]", {N, HV, V, K}, true);
-        else shape(name, t, "[N, HV, K, V]", {N, HV, K, V}, true);
+        if (p.state_v_first)
+            shape(name, t, "[N, HV, V, K]", {N, HV, V, K}, true);
+        else
+            shape(name, t, "[N, HV, K, V]", {N, HV, K, V}, true);
     };
     state("initial_state", p.initial_state);
     require("o", p.o, "[B, T, HV, V]");
@@ -203,10 +218,18 @@ void check(const Forward& p, bool allow_fp64) {
     shape("o", p.o, rows > T ? "[B, >= T, HV, V]" : "[B, T, HV, V]", {B, rows, HV, V}, true);
     state("final_state", p.final_state);
 
-    const std::pair<const char*, const Tensor*> floats[] = {
-        {"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"g", &p.g}, {"beta", &p.beta}, {"a", &p.a}, {"b", &p.b},
-        {"A_log", &p.A_log}, {"dt_bias", &p.dt_bias}, {"initial_state", &p.initial_state}, {"o", &p.o},
-        {"final_state", &p.final_state}};
+    const std::pair<const char*, const Tensor*> floats[] = {{"q", &p.q},
+                                                            {"k", &p.k},
+                                                            {"v", &p.v},
+                                                            {"g", &p.g},
+                                                            {"beta", &p.beta},
+                                                            {"a", &p.a},
+                                                            {"b", &p.b},
+                                                            {"A_log", &p.A_log},
+                                                            {"dt_bias", &p.dt_bias},
+                                                            {"initial_state", &p.initial_state},
+                                                            {"o", &p.o},
+                                                            {"final_state", &p.final_state}};
     for (const auto& [name, tensor] : floats) float_type(name, *tensor, allow_fp64);
     options(p);
     values(p);

@@ -65,9 +65,12 @@ R load_strength(const StrengthSource& s, std::int64_t b, std::int64_t row, std::
     if (s.kind == StrengthKind::one) return 1;
     const R x = load_as<R>(s.x, offset_of(s.x, b, row, h) + (s.vector ? c : 0));
     switch (s.kind) {
-        case StrengthKind::sigmoid: return sigmoid(x);
-        case StrengthKind::twice_sigmoid: return 2 * sigmoid(x);
-        default: return x;
+        case StrengthKind::sigmoid:
+            return sigmoid(x);
+        case StrengthKind::twice_sigmoid:
+            return 2 * sigmoid(x);
+        default:
+            return x;
     }
 }
 
@@ -96,8 +99,10 @@ struct Step {
         const auto K = static_cast<std::size_t>(nf.K), V = static_cast<std::size_t>(nf.V);
         for (auto* x : {&q, &k, &g}) x->resize(K);
         v.resize(V);
-        if (nf.tied) ek.resize(K);
-        else a.resize(K), b.resize(K);
+        if (nf.tied)
+            ek.resize(K);
+        else
+            a.resize(K), b.resize(K);
     }
 
     /// `token` counts in rows of q; `step` < nf.steps.

@@ -14,9 +14,7 @@ StrengthSource strength(Width width, const Forward& p) {
     s.vector = width != Width::scalar;
     const bool logits = p.b.present();
     s.x = logits ? p.b : p.beta;
-    s.kind = !logits               ? StrengthKind::given
-             : p.allow_neg_eigval ? StrengthKind::twice_sigmoid
-                                  : StrengthKind::sigmoid;
+    s.kind = !logits ? StrengthKind::given : p.allow_neg_eigval ? StrengthKind::twice_sigmoid : StrengthKind::sigmoid;
     return s;
 }
 

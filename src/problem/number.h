@@ -20,10 +20,14 @@ struct FloatFormat {
 
 inline constexpr FloatFormat format_of(Dtype dtype) {
     switch (dtype) {
-        case Dtype::bf16: return {8, -126, 3.3895313892515355e38};
-        case Dtype::fp16: return {11, -14, 65504};
-        case Dtype::fp32: return {24, -126, 3.4028234663852886e38};
-        default: return {53, -1022, std::numeric_limits<double>::max()};
+        case Dtype::bf16:
+            return {8, -126, 3.3895313892515355e38};
+        case Dtype::fp16:
+            return {11, -14, 65504};
+        case Dtype::fp32:
+            return {24, -126, 3.4028234663852886e38};
+        default:
+            return {53, -1022, std::numeric_limits<double>::max()};
     }
 }
 
@@ -73,12 +77,18 @@ inline std::uint16_t double_to_bf16_bits(double x) {
 /// Element i of an array of `dtype`, widened exactly (int64 beyond 2^53 excepted).
 inline double load_element(const void* data, Dtype dtype, std::int64_t i) {
     switch (dtype) {
-        case Dtype::fp32: return static_cast<double>(static_cast<const float*>(data)[i]);
-        case Dtype::bf16: return static_cast<double>(bf16_bits_to_float(static_cast<const std::uint16_t*>(data)[i]));
-        case Dtype::fp16: return half_bits_to_double(static_cast<const std::uint16_t*>(data)[i]);
-        case Dtype::fp64: return static_cast<const double*>(data)[i];
-        case Dtype::int32: return static_cast<double>(static_cast<const std::int32_t*>(data)[i]);
-        case Dtype::int64: return static_cast<double>(static_cast<const std::int64_t*>(data)[i]);
+        case Dtype::fp32:
+            return static_cast<double>(static_cast<const float*>(data)[i]);
+        case Dtype::bf16:
+            return static_cast<double>(bf16_bits_to_float(static_cast<const std::uint16_t*>(data)[i]));
+        case Dtype::fp16:
+            return half_bits_to_double(static_cast<const std::uint16_t*>(data)[i]);
+        case Dtype::fp64:
+            return static_cast<const double*>(data)[i];
+        case Dtype::int32:
+            return static_cast<double>(static_cast<const std::int32_t*>(data)[i]);
+        case Dtype::int64:
+            return static_cast<double>(static_cast<const std::int64_t*>(data)[i]);
     }
     return std::numeric_limits<double>::quiet_NaN();
 }
@@ -86,12 +96,24 @@ inline double load_element(const void* data, Dtype dtype, std::int64_t i) {
 /// Rounds x once to `dtype` and stores it as element i.
 inline void store_element(void* data, Dtype dtype, std::int64_t i, double x) {
     switch (dtype) {
-        case Dtype::fp32: static_cast<float*>(data)[i] = static_cast<float>(x); break;
-        case Dtype::bf16: static_cast<std::uint16_t*>(data)[i] = double_to_bf16_bits(x); break;
-        case Dtype::fp16: static_cast<std::uint16_t*>(data)[i] = double_to_half_bits(x); break;
-        case Dtype::fp64: static_cast<double*>(data)[i] = x; break;
-        case Dtype::int32: static_cast<std::int32_t*>(data)[i] = static_cast<std::int32_t>(x); break;
-        case Dtype::int64: static_cast<std::int64_t*>(data)[i] = static_cast<std::int64_t>(x); break;
+        case Dtype::fp32:
+            static_cast<float*>(data)[i] = static_cast<float>(x);
+            break;
+        case Dtype::bf16:
+            static_cast<std::uint16_t*>(data)[i] = double_to_bf16_bits(x);
+            break;
+        case Dtype::fp16:
+            static_cast<std::uint16_t*>(data)[i] = double_to_half_bits(x);
+            break;
+        case Dtype::fp64:
+            static_cast<double*>(data)[i] = x;
+            break;
+        case Dtype::int32:
+            static_cast<std::int32_t*>(data)[i] = static_cast<std::int32_t>(x);
+            break;
+        case Dtype::int64:
+            static_cast<std::int64_t*>(data)[i] = static_cast<std::int64_t>(x);
+            break;
     }
 }
 

@@ -14,11 +14,11 @@ enum class Width { one, scalar, vector_k, vector_v };
 struct RuleRow {
     Rule rule;
     const char* name;
-    Decay decay;       ///< of `g` or `a`
-    bool tied;         ///< a = -D (e o k), b = k, value w o v; else `lr_a`, `lr_b` are given
-    Width erase;       ///< e; `scalar` is beta
-    Width write;       ///< w; `scalar` is beta
-    bool unit_scale;   ///< scale defaults to 1 instead of K^-0.5
+    Decay decay;      ///< of `g` or `a`
+    bool tied;        ///< a = -D (e o k), b = k, value w o v; else `lr_a`, `lr_b` are given
+    Width erase;      ///< e; `scalar` is beta
+    Width write;      ///< w; `scalar` is beta
+    bool unit_scale;  ///< scale defaults to 1 instead of K^-0.5
     const char* formula;
 };
 

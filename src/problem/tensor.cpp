@@ -29,31 +29,39 @@ Tensor dense(const void* data, Dtype dtype, std::initializer_list<std::int64_t> 
 std::int64_t bytes_of(Dtype dtype) {
     switch (dtype) {
         case Dtype::bf16:
-        case Dtype::fp16: return 2;
+        case Dtype::fp16:
+            return 2;
         case Dtype::fp32:
-        case Dtype::int32: return 4;
+        case Dtype::int32:
+            return 4;
         case Dtype::fp64:
-        case Dtype::int64: return 8;
+        case Dtype::int64:
+            return 8;
     }
     return 0;
 }
 
 const char* name_of(Dtype dtype) {
     switch (dtype) {
-        case Dtype::fp32: return "fp32";
-        case Dtype::bf16: return "bf16";
-        case Dtype::fp16: return "fp16";
-        case Dtype::fp64: return "fp64";
-        case Dtype::int32: return "int32";
-        case Dtype::int64: return "int64";
+        case Dtype::fp32:
+            return "fp32";
+        case Dtype::bf16:
+            return "bf16";
+        case Dtype::fp16:
+            return "fp16";
+        case Dtype::fp64:
+            return "fp64";
+        case Dtype::int32:
+            return "int32";
+        case Dtype::int64:
+            return "int64";
     }
     return "unknown dtype";
 }
 
 std::string shape_text(const Tensor& t) {
     std::string text = "[";
-    for (int d = 0; d < t.rank; ++d)
-        text += (d > 0 ? ", " : "") + std::to_string(t.shape[static_cast<std::size_t>(d)]);
+    for (int d = 0; d < t.rank; ++d) text += (d > 0 ? ", " : "") + std::to_string(t.shape[static_cast<std::size_t>(d)]);
     return text + "]";
 }
 

@@ -23,14 +23,28 @@ template <class Real>
 struct Chunk {
     const NormalForm& nf;
     const Policy& policy;
-    std::size_t n, K, V;          ///< rows, channels, columns
-    Matrix<Real> q, k, v, e, b;   ///< e: ek (tied) or -a (free); b: what v_new is written along
-    Matrix<double> G, before;     ///< cumulative log-decay after row i, and where e acts
+    std::size_t n, K, V;         ///< rows, channels, columns
+    Matrix<Real> q, k, v, e, b;  ///< e: ek (tied) or -a (free); b: what v_new is written along
+    Matrix<double> G, before;    ///< cumulative log-decay after row i, and where e acts
     Matrix<Real> A, u, w, v_new;
 
     Chunk(const NormalForm& form, const Policy& how, std::size_t rows)
-        : nf(form), policy(how), n(rows), K(static_cast<std::size_t>(form.K)), V(static_cast<std::size_t>(form.V)),
-          q(n, K), k(n, K), v(n, V), e(n, K), b(n, K), G(n, K), before(n, K), A(n, n), u(n, V), w(n, K), v_new(n, V) {}
+        : nf(form),
+          policy(how),
+          n(rows),
+          K(static_cast<std::size_t>(form.K)),
+          V(static_cast<std::size_t>(form.V)),
+          q(n, K),
+          k(n, K),
+          v(n, V),
+          e(n, K),
+          b(n, K),
+          G(n, K),
+          before(n, K),
+          A(n, n),
+          u(n, V),
+          w(n, K),
+          v_new(n, V) {}
 
     Real op(Real x) const {
         if (policy.operand == Dtype::fp64) return x;
@@ -61,7 +75,8 @@ struct Chunk {
     static Real decay(double from, double to) { return std::exp(static_cast<Real>(to - from)); }
 
     /// sum_c x_i[c] exp(at_i[c] - G_j[c]) y_j[c]
-    Real product(const Matrix<Real>& x, const Matrix<double>& at, std::size_t i, const Matrix<Real>& y, std::size_t j) const {
+    Real product(const Matrix<Real>& x, const Matrix<double>& at, std::size_t i, const Matrix<Real>& y,
+                 std::size_t j) const {
         Real sum = 0;
         for (std::size_t c = 0; c < K; ++c) sum += op(x(i, c)) * decay(G(j, c), at(i, c)) * op(y(j, c));
         return sum;
@@ -183,8 +198,8 @@ Answer chunked(const NormalForm& nf, std::int64_t C, const Policy& policy, Stage
                 const Matrix<Real> o = chunk.output(S);
                 for (std::int64_t t = 0; t < tokens; ++t)
                     for (std::size_t j = 0; j < V; ++j)
-                        out.o[static_cast<std::size_t>((span.batch * nf.tokens + begin + t) * nf.value_heads + h) * V + j] =
-                            static_cast<double>(o(static_cast<std::size_t>((t + 1) * nf.steps - 1), j));
+                        out.o[static_cast<std::size_t>((span.batch * nf.tokens + begin + t) * nf.value_heads + h) * V +
+                              j] = static_cast<double>(o(static_cast<std::size_t>((t + 1) * nf.steps - 1), j));
                 chunk.write_state(S);
             }
         }

@@ -6,11 +6,11 @@ namespace tidegate::reference {
 
 /// Intermediates of the chunked form, by packed row (token * steps + step); names are the field's.
 struct Stages {
-    std::int64_t rows = 0;          ///< rows a full chunk: C * steps
-    std::vector<double> A;          ///< [B, T * steps, HV, rows]: row of the WY inverse inside its chunk
-    std::vector<double> u, v_new;   ///< [B, T * steps, HV, V]
-    std::vector<double> w;          ///< [B, T * steps, HV, K]
-    std::vector<double> h;          ///< [chunks, HV, K, V]: state entering each chunk, sequences in order
+    std::int64_t rows = 0;                  ///< rows a full chunk: C * steps
+    std::vector<double> A;                  ///< [B, T * steps, HV, rows]: row of the WY inverse inside its chunk
+    std::vector<double> u, v_new;           ///< [B, T * steps, HV, V]
+    std::vector<double> w;                  ///< [B, T * steps, HV, K]
+    std::vector<double> h;                  ///< [chunks, HV, K, V]: state entering each chunk, sequences in order
     std::vector<std::int64_t> chunk_begin;  ///< first token of each chunk (packed; of its batch row when B > 1)
 };
 

@@ -26,9 +26,9 @@ namespace tidegate::subjects {
 namespace {
 
 constexpr std::size_t kTail = 64 * 1024;
-constexpr double kWindow = 5;         // s: the last part of a wait, in which CPU time must grow to be called busy
-constexpr double kBusyShare = 0.05;   // of one core: a busy child on a crowded machine has more, a poller less
-constexpr double kKillPatience = 2;   // s for SIGKILL to work
+constexpr double kWindow = 5;        // s: the last part of a wait, in which CPU time must grow to be called busy
+constexpr double kBusyShare = 0.05;  // of one core: a busy child on a crowded machine has more, a poller less
+constexpr double kKillPatience = 2;  // s for SIGKILL to work
 constexpr std::size_t kWordsShown = 300;
 
 std::array<std::atomic<pid_t>, 64> living;  // groups, for kill_children; more than that at once are not listed

@@ -30,10 +30,21 @@ struct Signal {
     int number;
     const char* name;
 };
-constexpr std::array<Signal, 15> kFatal{{{SIGHUP, "SIGHUP"}, {SIGINT, "SIGINT"}, {SIGQUIT, "SIGQUIT"},
-    {SIGILL, "SIGILL"}, {SIGTRAP, "SIGTRAP"}, {SIGABRT, "SIGABRT"}, {SIGBUS, "SIGBUS"}, {SIGFPE, "SIGFPE"},
-    {SIGKILL, "SIGKILL"}, {SIGSEGV, "SIGSEGV"}, {SIGPIPE, "SIGPIPE"}, {SIGTERM, "SIGTERM"}, {SIGXCPU, "SIGXCPU"},
-    {SIGXFSZ, "SIGXFSZ"}, {SIGSYS, "SIGSYS"}}};
+constexpr std::array<Signal, 15> kFatal{{{SIGHUP, "SIGHUP"},
+                                         {SIGINT, "SIGINT"},
+                                         {SIGQUIT, "SIGQUIT"},
+                                         {SIGILL, "SIGILL"},
+                                         {SIGTRAP, "SIGTRAP"},
+                                         {SIGABRT, "SIGABRT"},
+                                         {SIGBUS, "SIGBUS"},
+                                         {SIGFPE, "SIGFPE"},
+                                         {SIGKILL, "SIGKILL"},
+                                         {SIGSEGV, "SIGSEGV"},
+                                         {SIGPIPE, "SIGPIPE"},
+                                         {SIGTERM, "SIGTERM"},
+                                         {SIGXCPU, "SIGXCPU"},
+                                         {SIGXFSZ, "SIGXFSZ"},
+                                         {SIGSYS, "SIGSYS"}}};
 
 const char* signal_name(int number) {
     const auto* found = std::find_if(kFatal.begin(), kFatal.end(), [&](const Signal& s) { return s.number == number; });

@@ -1,0 +1,221 @@
+"""Makes a Python kernel a Tidegate subject (docs: protocol.md). One file, Python >= 3.8 and NumPy only; copy it freely.
+
+    from tidegate_subject import serve, Skip
+    def kernel(q, k, v, g, beta, scale, initial_state, cu_seqlens, **options):
+        ...                                 # raise Skip("why") for what the kernel does not do
+        return o, final_state               # or write into options["out"]["o"], options["out"]["final_state"]
+    serve(kernel)
+
+    tidegate check --suite quick --subject "exec:python my_kernel.py" [--persistent]
+
+q, k [B,T,H,K]; v, o [B,T,HV,V]; g [B,T,HV] (kda: [B,T,HV,K]), natural log of the decay; beta [B,T,HV]; states
+[N,HV,K,V]; cu_seqlens [N+1], or None where B > 1 (then N = B). g and beta are given for raw logits too; initial_state
+is None where there is none. bf16 comes as float32; results of any float type are rounded to the type asked for.
+options:
+    out         name -> array to write in place; elements left unwritten are counted and fail
+    rule, head_map ("grouped" or "tiled"), qk_l2norm (still to be done by the kernel: only with serve(l2norm=False)),
+    out_dtype, state_dtype, metadata (str -> str), tensors (name -> array as in the file)
+"""
+import json
+import os
+import sys
+import traceback
+
+import numpy as np
+
+RULES = ("gdn", "kda")
+# pass -> output -> (shape, metadata key of the dtype, dtype if that is absent). Other passes are added here.
+OUTPUTS = {"forward": {"o": (("B", "T", "HV", "V"), "out_dtype", None),
+                       "final_state": (("N", "HV", "K", "V"), "state_dtype", "fp32")}}
+STATES = ("initial_state", "final_state")
+POISON = {np.dtype("f4"): (np.uint32, 0x7FA5A5A5), np.dtype("f8"): (np.uint64, 0x7FF5A5A5A5A5A5A5)}
+FILE_TYPES = {"F32": ("fp32", "<f4"), "F64": ("fp64", "<f8"), "F16": ("fp16", "<f2"), "BF16": ("bf16", "<u2"),
+              "I32": ("int32", "<i4"), "I64": ("int64", "<i8")}
+FILE_NAMES = {dtype: file_name for file_name, (dtype, _) in FILE_TYPES.items()}
+
+
+class Skip(Exception):
+    """Raised by a kernel for a request that it does not serve."""
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+def read(path):
+    """metadata, {name: array}, {name: dtype name}; bf16 as float32."""
+    with open(path, "rb") as file:
+        content = file.read()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start].decode("utf-8"))
+    metadata, arrays, dtypes = header.pop("__metadata__", {}), {}, {}
+    for name, entry in header.items():
+        dtypes[name], storage = FILE_TYPES[entry["dtype"]]
+        begin, end = entry["data_offsets"]
+        array = np.frombuffer(content[start + begin:start + end], storage).reshape(entry["shape"])
+        arrays[name] = from_bf16(array) if dtypes[name] == "bf16" else array.copy()
+    return metadata, arrays, dtypes
+
+
+def write(path, metadata, arrays):
+    """arrays: name -> (dtype name, array already stored in that type). Renamed into place: never half-written."""
+    header, data = {"__metadata__": metadata}, b""
+    for name, (dtype, array) in arrays.items():
+        stored = np.ascontiguousarray(array, FILE_TYPES[FILE_NAMES[dtype]][1]).tobytes()
+        header[name] = {"dtype": FILE_NAMES[dtype], "shape": list(np.shape(array)),
+                        "data_offsets": [len(data), len(data) + len(stored)]}
+        data += stored
+    text = json.dumps(header).encode("utf-8")
+    text += b" " * (-len(text) % 8)
+    with open(path + ".part", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text + data)
+    os.replace(path + ".part", path)
+
+
+def from_bf16(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def to_bf16(values):
+    """Bits, rounded to nearest even from whatever float type, once."""
+    values = np.asarray(values)
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = values.astype(np.float32)
+        bits = single.view(np.uint32)
+        # A double that only became a tie by the first rounding lies on one side of it: step there before the second.
+        near = (bits & 0xFFFF == 0x8000) & (single != values)
+        bits = np.where(near, np.where(np.abs(values) > np.abs(single), bits + 1, bits - 1), bits).astype(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype(np.uint16)
+
+
+def stored_as(dtype, values):
+    """The array that a file of that dtype holds."""
+    if dtype == "bf16":
+        return to_bf16(values)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(values).astype(FILE_TYPES[FILE_NAMES[dtype]][1])
+
+
+# ---- what a kernel is handed ----------------------------------------------------------------------------------------
+def sigmoid(x):
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + small), small / (1 + small))
+
+
+def gates_from_logits(meta, tensors, state_heads, k_dim):
+    """g and beta in float32 from a, b, A_log, dt_bias, computed in float64."""
+    a, b = tensors["a"].astype(np.float64), tensors["b"].astype(np.float64)
+    wide = (state_heads, k_dim) if a.ndim == 4 else (state_heads,)
+    bias = tensors["dt_bias"].astype(np.float64) if "dt_bias" in tensors else np.zeros(1)
+    bias = bias.reshape(wide) if bias.size == np.prod(wide) else bias.reshape((-1,) + (1,) * (len(wide) - 1))
+    with np.errstate(over="ignore", invalid="ignore"):
+        rate = np.exp(tensors["A_log"].astype(np.float64)).reshape((-1,) + (1,) * (len(wide) - 1))
+        x = a + bias
+        if meta.get("gate_form", "softplus") == "bounded":
+            g = float(meta.get("lower_bound", -5)) * sigmoid(np.where(x == 0, 0.0, rate * x))
+        else:
+            softplus = np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+            # In float32 exp(A_log) may be inf and softplus 0; here neither is, but a still larger A_log gets there.
+            g = np.where(softplus == 0, 0.0, -rate * softplus)
+        if "gate_min" in meta:
+            g = np.where(g < float(meta["gate_min"]), float(meta["gate_min"]), g)  # keeps NaN
+        beta = sigmoid(b) * (2 if meta.get("allow_neg_eigval") == "1" else 1)
+        return g.astype(np.float32), beta.astype(np.float32)
+
+
+def l2_normalised(x):
+    wide = x.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        wide = wide / np.sqrt(np.sum(wide * wide, axis=-1, keepdims=True) + 1e-6)
+    return wide.astype(x.dtype if x.dtype == np.float64 else np.float32)
+
+
+def poisoned(shape, dtype):
+    bits, pattern = POISON[np.dtype(dtype)]
+    return np.full(shape, pattern, bits).view(dtype)
+
+
+def count_poison(array):
+    """Compared as integers: arithmetic on a signalling NaN would change it."""
+    if array.dtype not in POISON:
+        return 0
+    bits, pattern = POISON[array.dtype]
+    return int(np.count_nonzero(np.ascontiguousarray(array).view(bits) == pattern))
+
+
+def answer(kernel, request_path, answer_path, l2norm=True, twin=None):
+    """One request file in, one answer file out."""
+    meta, tensors, dtypes = read(request_path)
+    rule, which = meta.get("rule", ""), meta.get("pass", "forward")
+    if rule not in RULES or which not in OUTPUTS:
+        raise Skip("%s/%s is not served by tidegate_subject.py" % (rule or "(no rule)", which))
+    q, k, v = (tensors[name] for name in "qkv")
+    vk = meta.get("state_layout", "kv") == "vk"
+    size = {"B": v.shape[0], "T": v.shape[1], "HV": v.shape[2], "K": k.shape[-1], "V": v.shape[-1]}
+    cu_seqlens = tensors.get("cu_seqlens")
+    if cu_seqlens is None and size["B"] == 1:
+        cu_seqlens = np.array([0, size["T"]], np.int64)
+    size["N"] = size["B"] if cu_seqlens is None else len(cu_seqlens) - 1
+    if meta.get("gates", "given") == "logits":
+        g, beta = gates_from_logits(meta, tensors, size["HV"], size["K"])
+    else:
+        beta = tensors["beta"]
+        g = tensors["g"] if "g" in tensors else np.zeros(beta.shape + (size["K"],) * (rule == "kda"), np.float32)
+    normalise = meta.get("qk_l2norm") == "1"
+    if normalise and l2norm:
+        q, k, normalise = l2_normalised(q), l2_normalised(k), False
+    state = tensors.get("initial_state")
+    if state is not None and vk:
+        state = np.ascontiguousarray(state.swapaxes(-1, -2))
+
+    kinds = {name: meta.get(key) or otherwise or dtypes["v"] for name, (_, key, otherwise) in OUTPUTS[which].items()}
+    out = {name: poisoned([size[extent] for extent in shape], np.float64 if kinds[name] == "fp64" else np.float32)
+           for name, (shape, _, _) in OUTPUTS[which].items()}
+    scale = float(meta["scale"]) if meta.get("scale") else size["K"] ** -0.5
+    returned = kernel(q, k, v, g, beta, scale, state, cu_seqlens, out=out, rule=rule, metadata=meta, tensors=tensors,
+                      head_map=meta.get("head_map", "grouped"), qk_l2norm=normalise, out_dtype=kinds["o"],
+                      state_dtype=kinds.get("final_state"))
+    if returned is not None:
+        for name, value in zip(OUTPUTS[which], returned if isinstance(returned, (tuple, list)) else (returned,)):
+            out[name] = out[name] if value is None else np.asarray(value)
+
+    unwritten = ",".join("%s:%d" % (name, count_poison(array)) for name, array in out.items())
+    if vk:  # a misshapen result is written as it is: the judge names it
+        out = {name: array.swapaxes(-1, -2) if name in STATES and array.ndim > 1 else array
+               for name, array in out.items()}
+    told = {"protocol": "1", "rule": rule, "pass": which, "unwritten": unwritten}
+    told.update({key: meta[key] for key in ("case", "state_layout") if key in meta}, **({"twin": twin} if twin else {}))
+    write(answer_path, told, {name: (kinds[name], stored_as(kinds[name], array)) for name, array in out.items()})
+
+
+# ---- serving --------------------------------------------------------------------------------------------------------
+def serve(kernel, l2norm=True, twin=None):
+    """Answers the request named by the last two arguments, or all those on stdin if TIDEGATE_PERSISTENT=1.
+
+    l2norm=False: the kernel normalises q and k itself where options["qk_l2norm"] says so. twin: the arithmetic it is
+    judged by, "recurrent" (default) or "chunked:<operand dtype>:<chunk>".
+    """
+    if os.environ.get("TIDEGATE_PERSISTENT") != "1":
+        if len(sys.argv) < 3:
+            sys.exit("usage: %s REQUEST ANSWER (or TIDEGATE_PERSISTENT=1)" % sys.argv[0])
+        try:
+            return answer(kernel, sys.argv[-2], sys.argv[-1], l2norm, twin)
+        except Skip as skip:
+            print(one_line(skip) or "no reason given", file=sys.stderr)
+            sys.exit(77)
+    # Replies keep a stream of their own: what the kernel or a library prints, from C too, goes to stderr.
+    replies = os.fdopen(os.dup(1), "w")
+    sys.stdout.flush()
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        try:
+            answer(kernel, *line.rstrip("\n").split("\t"), l2norm=l2norm, twin=twin)
+            reply = "ok"
+        except Skip as skip:
+            reply = "skip " + one_line(skip)
+        except Exception as error:  # the process serves on: the kernel failed, not the adapter
+            traceback.print_exc()
+            reply = "error %s: %s" % (type(error).__name__, one_line(error))
+        print("@tidegate " + reply, file=replies, flush=True)
+
+
+def one_line(error):
+    return " ".join(str(error).split())

@@ -1,0 +1,268 @@
+// tidegate check: cases or a file through a subject, judged.
+#include <fmt/format.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <filesystem>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "cases/request.h"
+#include "cases/suite.h"
+#include "cli/exit_code.h"
+#include "cli/report.h"
+#include "cli/verbs.h"
+#include "io/safetensors.h"
+#include "judge/mutants.h"
+#include "tidegate/error.h"
+
+namespace tidegate::cli {
+namespace {
+
+/// A word as /bin/sh needs it.
+std::string shell_word(const std::string& text) {
+    if (text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=:,./@%") ==
+        std::string::npos)
+        return text;
+    std::string word = "'";
+    for (const char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    return word + "'";
+}
+
+struct Job {
+    std::optional<cases::Case> generated;  ///< else the file
+    io::Bundle file;
+    std::string label;
+};
+
+struct Done {
+    Labels labels;
+    judge::CaseResult result;
+    std::vector<std::pair<const char*, judge::Sight>> sights;
+};
+
+class Check {
+public:
+    explicit Check(const CheckOptions& options) : o_(options), gate_(judge::gate_from(options.gate)) {
+        if (!o_.twin.empty()) judge::twin_from(o_.twin);
+        if (o_.settings.limits.timeout <= 0) throw Error("timeout", "timeout: expected seconds > 0");
+    }
+
+    int run() {
+        plan_jobs();
+        if (o_.list) {
+            for (const Job& job : jobs_) fmt::print("{}\n", job.label);
+            return kPass;
+        }
+        const std::unique_ptr<subjects::Subject> subject = subjects::make_subject(o_.subject, o_.settings);
+        if (o_.subject.rfind("file:", 0) == 0) {
+            if (jobs_.size() != 1 || jobs_[0].generated)
+                throw Error("subject", "subject: given '" + o_.subject + "' with cases, expected it with FILE only");
+            subject->answer(jobs_[0].file);  // an unreadable answer file is bad input, not a crash
+        }
+        Records records(o_.json);
+        Report report(o_.json == "-" ? stderr : stdout, o_.quiet);
+        const auto start = std::chrono::steady_clock::now();
+        work(*subject, records, report);
+        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        if (o_.mutants) mutant_table(report);
+        report.summary(counts_, seconds);
+        records.summary(counts_, seconds);
+        if (counts_.crashed + counts_.hung > 0) return kCrashed;
+        if (counts_.failed > 0) return kWrong;
+        return counts_.passed == 0 ? kNothing : kPass;
+    }
+
+private:
+    void plan_jobs() {
+        if (o_.target.empty() == o_.suite.empty())
+            throw Error("check", "check: expected one of FILE, a case id, or --suite NAME");
+        if (!o_.suite.empty()) {
+            cases::Filter filter;
+            if (!o_.rule.empty()) filter.rule = rule_from(o_.rule);
+            if (!o_.dtype.empty()) filter.dtype = cases::dtype_from(o_.dtype);
+            if (!o_.pass.empty()) filter.pass = o_.pass;
+            if (!o_.gates.empty()) throw Error("gates", "gates: given with a suite, expected it with FILE");
+            for (cases::Case& c : cases::suite(o_.suite, filter)) {
+                Job job;
+                job.label = cases::id_of(c);
+                job.generated = std::move(c);
+                jobs_.push_back(std::move(job));
+            }
+            return;
+        }
+        Job job;
+        job.label = o_.target;
+        if (cases::looks_like_id(o_.target) && !std::filesystem::exists(o_.target)) {
+            if (!o_.rule.empty() || !o_.dtype.empty() || !o_.pass.empty() || !o_.gates.empty())
+                throw Error("check",
+                            "check: --rule, --dtype, --pass and --gates go with FILE or a suite; a case id says them");
+            job.generated = cases::parse(o_.target);
+            job.label = cases::id_of(*job.generated);
+        } else {
+            job.file = io::read_safetensors(o_.target);
+            const std::pair<const char*, const std::string*> overrides[] = {
+                {"rule", &o_.rule}, {"pass", &o_.pass}, {"out_dtype", &o_.dtype}, {"gates", &o_.gates}};
+            for (const auto& [key, value] : overrides)
+                if (!value->empty()) job.file.metadata[key] = *value;
+            // A file's own name for its case is not an id that replays it.
+            job.file.metadata["case"] = o_.target;
+            cases::validate(job.file, o_.allow_nan);
+        }
+        jobs_.push_back(std::move(job));
+    }
+
+    std::string replay(const Job& job) const {
+        std::string text = "tidegate check " + shell_word(job.label) + " --subject " + shell_word(o_.subject);
+        if (!job.generated)
+            for (const auto& [flag, value] : {std::pair{" --rule ", &o_.rule},
+                                              {" --pass ", &o_.pass},
+                                              {" --dtype ", &o_.dtype},
+                                              {" --gates ", &o_.gates}})
+                if (!value->empty()) text += flag + *value;
+        if (o_.allow_nan && !job.generated) text += " --allow-nan";
+        if (o_.gate != "derived") text += " --gate " + o_.gate;
+        if (!o_.twin.empty()) text += " --twin " + o_.twin;
+        if (o_.settings.persistent) text += " --persistent";
+        return text;
+    }
+
+    Done one(const Job& job, subjects::Subject& subject) {
+        const io::Bundle request = job.generated ? cases::generate(*job.generated) : job.file;
+        Done done;
+        Labels& l = done.labels;
+        l.id = job.label;
+        l.rule = request.meta("rule");
+        l.pass = request.meta("pass", "forward");
+        l.dtype = request.meta("out_dtype", tidegate::name_of(request.find("v")->dtype));
+        if (job.generated) l.dtype = tidegate::name_of(job.generated->dtype);
+        l.subject = subject.name();
+        l.gate = gate_;
+        l.replay = replay(job);
+
+        // The subject first, alone: what it takes is its own, and it may declare the twin it is judged by.
+        subjects::Outcome outcome;
+        {
+            const std::lock_guard alone(subject_mutex_);
+            outcome = subject.answer(request);
+        }
+        l.twin = !o_.twin.empty() ? o_.twin : outcome.answer.meta("twin", "recurrent");
+        judge::Twin twin;
+        try {
+            twin = judge::twin_from(l.twin);
+        } catch (const Error& e) {
+            if (!o_.twin.empty()) throw;
+            outcome.status = subjects::Status::failed;
+            outcome.reason = std::string("answer metadata: ") + e.what();
+        }
+        const judge::Bench bench(request, twin, gate_);
+        done.result = bench.judge(outcome);
+        done.result.id = job.label;
+        if (o_.mutants)
+            for (const faults::Fault& fault : faults::table())
+                done.sights.emplace_back(fault.name, judge::try_mutant(bench, fault));
+        return done;
+    }
+
+    /// Judging is most of the work and runs on every core; the subject is asked one case at a time, and results are
+    /// reported in the order of the cases.
+    void work(subjects::Subject& subject, Records& records, Report& report) {
+        std::mutex mutex;
+        std::condition_variable ready;
+        std::vector<std::optional<Done>> done(jobs_.size());
+        std::exception_ptr error;
+        std::atomic<std::size_t> next{0};
+        const auto worker = [&] {
+            for (std::size_t i = next.fetch_add(1); i < jobs_.size(); i = next.fetch_add(1)) {
+                try {
+                    Done d = one(jobs_[i], subject);
+                    const std::lock_guard lock(mutex);
+                    done[i] = std::move(d);
+                } catch (...) {
+                    const std::lock_guard lock(mutex);
+                    if (!error) error = std::current_exception();
+                    next.store(jobs_.size());
+                }
+                ready.notify_one();
+            }
+        };
+        std::vector<std::thread> threads;
+        const std::size_t workers =
+            std::min<std::size_t>(jobs_.size(), std::max(1U, std::thread::hardware_concurrency()));
+        for (std::size_t i = 0; i < workers; ++i) threads.emplace_back(worker);
+        for (std::size_t i = 0; i < jobs_.size(); ++i) {
+            report.progress(static_cast<int>(i), static_cast<int>(jobs_.size()), jobs_[i].label);
+            std::unique_lock lock(mutex);
+            ready.wait(lock, [&] { return done[i].has_value() || error; });
+            if (error) break;
+            Done d = std::move(*done[i]);
+            done[i] = Done{};
+            lock.unlock();
+            report.result(d.labels, d.result, jobs_.size() == 1);
+            records.tensors(d.labels, d.result);
+            records.result(d.labels, d.result);
+            for (const auto& [name, sight] : d.sights) records.mutant(d.labels, name, sight);
+            counts_.add(d.result.verdict);
+            d.result.tensors.clear();
+            finished_.push_back(std::move(d));
+        }
+        for (std::thread& t : threads) t.join();
+        if (error) std::rethrow_exception(error);
+    }
+
+    /// Rows are cases, columns mutants; below it what each mutant is worth, by rule.
+    void mutant_table(Report& report) const {
+        if (finished_.empty() || report.quiet()) return;
+        std::FILE* to = report.file();
+        fmt::print(to, "\nmutants: x caught, ! missed (live, but within the gate), . inert, - does not apply\n");
+        const auto& names = finished_[0].sights;
+        for (std::size_t m = 0; m < names.size(); ++m) fmt::print(to, "  {:>2} {}\n", m + 1, names[m].first);
+        std::string heading;
+        for (std::size_t m = 0; m < names.size(); ++m) heading += fmt::format("{:>3}", m + 1);
+        fmt::print(to, "{}\n", heading);
+        for (const Done& d : finished_) {
+            std::string row;
+            for (const auto& [name, sight] : d.sights)
+                row += fmt::format("{:>3}", std::string(1, "-.x!"[static_cast<int>(sight)]));
+            fmt::print(to, "{}  {}\n", row, d.labels.id);
+        }
+        Table table({"rule", "mutant", "applies", "live", "caught", "what"});
+        std::vector<std::string> rules;
+        for (const Done& d : finished_)
+            if (std::find(rules.begin(), rules.end(), d.labels.rule) == rules.end()) rules.push_back(d.labels.rule);
+        for (const std::string& rule : rules)
+            for (std::size_t m = 0; m < names.size(); ++m) {
+                int applies = 0, live = 0, caught = 0;
+                for (const Done& d : finished_) {
+                    if (d.labels.rule != rule) continue;
+                    const judge::Sight s = d.sights[m].second;
+                    applies += s != judge::Sight::does_not_apply ? 1 : 0;
+                    live += s == judge::Sight::caught || s == judge::Sight::missed ? 1 : 0;
+                    caught += s == judge::Sight::caught ? 1 : 0;
+                }
+                const faults::Fault& fault = faults::find(names[m].first);
+                const std::string note = applies == 0                     ? "does not apply"
+                                         : caught == 0 && fault.precision ? "not visible under this gate"
+                                                                          : fault.what;
+                table.add({rule, names[m].first, std::to_string(applies), std::to_string(live), std::to_string(caught),
+                           note});
+            }
+        table.print(to);
+    }
+
+    const CheckOptions& o_;
+    judge::Gate gate_;
+    std::vector<Job> jobs_;
+    std::vector<Done> finished_;
+    Counts counts_;
+    std::mutex subject_mutex_;
+};
+
+}  // namespace
+
+int check(const CheckOptions& options) { return Check(options).run(); }
+
+}  // namespace tidegate::cli

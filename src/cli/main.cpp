@@ -1,0 +1,118 @@
+// The command line: options, help, and one exit code for every error.
+#include <CLI/CLI.hpp>
+
+#include <csignal>
+#include <cstdio>
+
+#include "cases/suite.h"
+#include "cli/exit_code.h"
+#include "cli/verbs.h"
+#include "cpu/kernels.h"
+#include "faults/faults.h"
+#include "judge/measure.h"
+#include "problem/rules.h"
+#include "subjects/child.h"
+#include "tidegate/error.h"
+#include "tidegate/version.h"
+
+namespace {
+
+namespace cli = tidegate::cli;
+
+/// "a | b | c" of the names in a table.
+template <class Rows>
+std::string names(const Rows& rows) {
+    std::string text;
+    for (const auto& row : rows) text += std::string(text.empty() ? "" : " | ") + row.name;
+    return text;
+}
+
+const char* const kSubjectHelp =
+    "cpu | reference | exec:COMMAND | file:ANSWER.safetensors, with an optional +fault:NAME";
+
+void add_subject(CLI::App& app, std::string& subject, tidegate::subjects::Settings& s) {
+    app.add_option("--subject", subject, kSubjectHelp)->capture_default_str();
+    app.add_option("--timeout", s.limits.timeout, "seconds a case, for exec subjects")->capture_default_str();
+    app.add_option("--grace", s.limits.grace, "more seconds while the child's CPU time grows")->capture_default_str();
+    app.add_option("--threads", s.threads, "threads of in-process subjects; 0: all cores")->capture_default_str();
+}
+
+/// Children are in process groups of their own and do not see the terminal's Ctrl-C.
+void on_signal(int signal) {
+    tidegate::subjects::kill_children();
+    std::signal(signal, SIG_DFL);
+    std::raise(signal);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    std::signal(SIGINT, on_signal);
+    std::signal(SIGTERM, on_signal);
+    CLI::App app{"Tidegate: delta-rule linear attention, computed and proved", "tidegate"};
+    app.set_version_flag("--version", "tidegate " TIDEGATE_VERSION);
+    app.require_subcommand(1);
+    std::string isa;
+    app.add_option("--isa", isa, "force an instruction set of the CPU kernels (AVX3, AVX2, SSE4, SSSE3)");
+    app.footer(
+        "Exit codes: 0 pass, 1 wrong, 2 bad input or usage, 3 nothing was measured, 4 the subject crashed or hung.");
+
+    cli::CheckOptions check;
+    CLI::App& c = *app.add_subcommand("check", "judge a subject against the fp64 oracle");
+    c.add_option("target", check.target,
+                 "FILE.safetensors, or a case id: rule/pass/dtype/B,T,H,HV,K,V/key=value.../seed");
+    c.add_option("--suite", check.suite, names(tidegate::cases::suites()));
+    add_subject(c, check.subject, check.settings);
+    c.add_flag("--persistent", check.settings.persistent, "exec: one process for all cases");
+    c.add_option("--pass", check.pass, "forward");
+    c.add_option("--rule", check.rule, names(tidegate::rules()) + "; filters a suite, overrides a file");
+    c.add_option("--dtype", check.dtype, "fp32 | bf16 | fp16; filters a suite, a file's output type");
+    c.add_option("--gates", check.gates, "given | logits: which of a file's gate tensors are used");
+    c.add_option("--gate", check.gate, names(tidegate::judge::gates()))->capture_default_str();
+    c.add_option("--twin", check.twin,
+                 "recurrent | chunked:<operand dtype>:<C>; default: what the answer declares, else recurrent");
+    c.add_option("--json", check.json, "write JSON Lines to a file, - for stdout");
+    c.add_flag("--allow-nan", check.allow_nan, "take a file that holds NaN or inf");
+    c.add_flag("--mutants", check.mutants, "also print which faults the gate sees on which case");
+    c.add_flag("--list", check.list, "print the case ids and stop");
+    c.add_flag("--quiet", check.quiet, "print only what did not pass, and the summary");
+    c.footer("Faults for +fault: " + names(tidegate::faults::table()));
+
+    cli::RunOptions run;
+    CLI::App& r = *app.add_subcommand("run", "answer a request file with a subject");
+    r.add_option("IN", run.in, "request: FILE.safetensors, or a case id")->required();
+    r.add_option("OUT", run.out, "answer: FILE.safetensors")->required();
+    add_subject(r, run.subject, run.settings);
+    r.add_flag("--allow-nan", run.allow_nan, "take a file that holds NaN or inf");
+
+    cli::PlanOptions plan;
+    CLI::App& p = *app.add_subcommand("plan", "print what would run, and why");
+    p.add_option("--rule", plan.rule, names(tidegate::rules()))->required();
+    p.add_option("--dk", plan.K, "K, channels of q and k")->required();
+    p.add_option("--dv", plan.V, "V, columns of v")->required();
+    p.add_option("--dtype", plan.dtype, "fp32 | bf16 | fp16")->capture_default_str();
+    p.add_option("--subject", plan.subject, "cpu | cuda")->capture_default_str();
+    p.add_option("--tokens", plan.tokens, "T, for the schedule")->capture_default_str();
+    p.add_option("--heads", plan.heads, "H = HV, for the schedule")->capture_default_str();
+    p.add_option("--threads", plan.threads, "0: all cores")->capture_default_str();
+    p.add_option("--json", plan.json, "write a JSON record to a file, - for stdout");
+
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& e) {
+        const int code = app.exit(e);
+        return code == 0 ? cli::kPass : cli::kUsage;
+    }
+    try {
+        if (!isa.empty()) tidegate::cpu::force_isa(isa);
+        if (c.parsed()) return cli::check(check);
+        if (r.parsed()) return cli::run(run);
+        return cli::plan(plan);
+    } catch (const tidegate::subjects::Unavailable& e) {
+        std::fprintf(stderr, "tidegate: %s\n", e.what());
+        return cli::kNothing;
+    } catch (const std::exception& e) {
+        std::fprintf(stderr, "tidegate: %s\n", e.what());
+        return cli::kUsage;
+    }
+}

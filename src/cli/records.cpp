@@ -1,0 +1,150 @@
+#include "cli/records.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <climits>
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "tidegate/error.h"
+
+namespace tidegate::cli {
+namespace {
+
+std::string histogram(const std::map<int, std::int64_t>& counts) {
+    std::string text = "{";
+    for (const auto& [exponent, count] : counts) {
+        const std::string key = exponent == INT_MIN ? "zero" : exponent == INT_MAX ? "inf" : std::to_string(exponent);
+        text += fmt::format("{}\"{}\":{}", text.size() > 1 ? "," : "", key, count);
+    }
+    return text + "}";
+}
+
+std::string head(const char* record, const Labels& l) {
+    return fmt::format(R"("record":"{}","protocol":1,"case":{},"rule":"{}","pass":"{}","dtype":"{}","subject":{})",
+                       record, quoted(l.id), l.rule, l.pass, l.dtype, quoted(l.subject));
+}
+
+}  // namespace
+
+std::string quoted(const std::string& text) {
+    return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::string number(double x) {
+    if (std::isnan(x)) return "\"nan\"";
+    if (std::isinf(x)) return x > 0 ? "\"inf\"" : "\"-inf\"";
+    return fmt::format("{:.9g}", x);
+}
+
+void Counts::add(judge::Verdict verdict) {
+    ++cases;
+    switch (verdict) {
+        case judge::Verdict::pass:
+            ++passed;
+            break;
+        case judge::Verdict::fail:
+            ++failed;
+            break;
+        case judge::Verdict::blind:
+            ++blind;
+            break;
+        case judge::Verdict::crashed:
+            ++crashed;
+            break;
+        case judge::Verdict::hung:
+            ++hung;
+            break;
+        case judge::Verdict::skipped:
+            ++skipped;
+            break;
+        case judge::Verdict::not_run:
+            ++not_run;
+            break;
+    }
+}
+
+Records::Records(const std::string& path) {
+    if (path.empty()) return;
+    file_ = path == "-" ? stdout : std::fopen(path.c_str(), "w");
+    if (file_ == nullptr)
+        throw Error("json", "json: given '" + path + "', which cannot be written: " + std::strerror(errno));
+}
+
+Records::~Records() {
+    if (file_ != nullptr && file_ != stdout) std::fclose(file_);
+}
+
+void Records::line(const std::string& json) {
+    if (file_ == nullptr) return;
+    fmt::print(file_, "{{{}}}\n", json);
+    std::fflush(file_);
+}
+
+void Records::tensors(const Labels& l, const judge::CaseResult& result) {
+    if (file_ == nullptr) return;
+    for (const judge::TensorResult& t : result.tensors) {
+        std::string json = head("tensor", l) + fmt::format(R"(,"tensor":"{}","verdict":"{}","reason":{})", t.name,
+                                                           judge::name_of(t.verdict), quoted(t.reason));
+        if (t.measured) {
+            const judge::Measures& m = t.measures;
+            const std::pair<const char*, double> numbers[] = {{"nrmse", m.nrmse},
+                                                              {"cos", m.cosine},
+                                                              {"size_ratio", m.size_ratio},
+                                                              {"max_abs", m.max_abs},
+                                                              {"absmax_out", m.absmax_out},
+                                                              {"absmax_ref", m.absmax_ref},
+                                                              {"worst_token_nrmse", m.worst_token_nrmse},
+                                                              {"min_token_cos", m.min_token_cosine},
+                                                              {"worst_sequence_nrmse", m.worst_sequence_nrmse},
+                                                              {"worst_head_nrmse", m.worst_head_nrmse},
+                                                              {"zeros_nrmse", m.zeros_nrmse},
+                                                              {"share_out", m.share_out},
+                                                              {"zero_share", m.zero_share},
+                                                              {"needed", m.needed}};
+            for (const auto& [name, value] : numbers) json += fmt::format(R"(,"{}":{})", name, number(value));
+            json += fmt::format(R"(,"nan":{},"inf":{},"mismatched":{},"unwritten":{})", m.nan, m.inf, m.mismatched,
+                                t.unwritten < 0 ? "\"not checked\"" : std::to_string(t.unwritten));
+            json += fmt::format(R"(,"worst":{{"seq":{},"token":{},"head":{},"channel":{}}})", m.worst.sequence,
+                                m.worst.token, m.worst.head, m.worst.channel);
+            json += fmt::format(R"(,"hist_abs":{},"hist_rel":{})", histogram(m.hist_abs), histogram(m.hist_rel));
+        }
+        json += fmt::format(R"(,"twin":"{}","gate":{{"name":"{}","version":{},"limit":{}}},"replay":{})", l.twin,
+                            l.gate.name, l.gate.version, number(t.measures.limit), quoted(l.replay));
+        line(json);
+    }
+}
+
+void Records::result(const Labels& l, const judge::CaseResult& r) {
+    line(head("case", l) +
+         fmt::format(R"(,"verdict":"{}","reason":{},"signal":{},"seconds":{},"first_try":{},"replay":{})",
+                     judge::name_of(r.verdict), quoted(r.reason), r.signal, number(r.seconds), quoted(r.first_try),
+                     quoted(l.replay)));
+}
+
+void Records::mutant(const Labels& l, const char* name, judge::Sight sight) {
+    line(fmt::format(R"("record":"mutant","protocol":1,"case":{},"rule":"{}","mutant":"{}","sight":"{}","gate":"{}")",
+                     quoted(l.id), l.rule, name, judge::name_of(sight), l.gate.name));
+}
+
+void Records::plan(const std::string& rule, const Plan& plan) {
+    const auto& a = plan.arithmetic;
+    const auto& s = plan.schedule;
+    line(fmt::format(
+        R"("record":"plan","protocol":1,"rule":"{}","arithmetic":{{"path":"{}","isa":"{}","bucket_k":{},)"
+        R"("bucket_v":{},"pass":{},"operands":"{}","accumulate":"{}"}},"schedule":{{"threads":{},"tasks":{},)"
+        R"("slice_v":{},"workspace_bytes":{}}})",
+        rule, a.path, a.isa, a.bucket_k, a.bucket_v, a.pass, a.operands, a.accumulate, s.threads, s.tasks, s.slice_v,
+        s.workspace_bytes));
+}
+
+void Records::summary(const Counts& c, double seconds) {
+    line(fmt::format(
+        R"("record":"summary","protocol":1,"cases":{},"passed":{},"failed":{},"blind":{},"crashed":{},"hung":{},)"
+        R"("skipped":{},"not_run":{},"seconds":{})",
+        c.cases, c.passed, c.failed, c.blind, c.crashed, c.hung, c.skipped, c.not_run, number(seconds)));
+}
+
+}  // namespace tidegate::cli

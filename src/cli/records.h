@@ -1,0 +1,50 @@
+// JSON Lines, as protocol.md defines the records.
+#pragma once
+
+#include <cstdio>
+#include <string>
+
+#include "cases/case.h"
+#include "judge/judge.h"
+#include "judge/mutants.h"
+#include "tidegate/plan.h"
+
+namespace tidegate::cli {
+
+/// Context of a case that its records repeat.
+struct Labels {
+    std::string id, rule, pass, dtype, subject, twin, replay;
+    judge::Gate gate;
+};
+
+struct Counts {
+    int cases = 0, passed = 0, failed = 0, blind = 0, crashed = 0, hung = 0, skipped = 0, not_run = 0;
+    void add(judge::Verdict verdict);
+};
+
+/// Writes records to a file or stdout; does nothing when it has no destination.
+class Records {
+public:
+    /// `path` "-" is stdout, "" nowhere. Throws Error("json") if the file cannot be opened.
+    explicit Records(const std::string& path);
+    ~Records();
+    Records(const Records&) = delete;
+    Records& operator=(const Records&) = delete;
+
+    void tensors(const Labels& labels, const judge::CaseResult& result);
+    void result(const Labels& labels, const judge::CaseResult& result);
+    void mutant(const Labels& labels, const char* name, judge::Sight sight);
+    void plan(const std::string& rule, const Plan& plan);
+    void summary(const Counts& counts, double seconds);
+
+private:
+    void line(const std::string& json);
+    std::FILE* file_ = nullptr;
+};
+
+/// A JSON string literal; bytes that are not UTF-8 are replaced.
+std::string quoted(const std::string& text);
+/// 9 significant digits; NaN and inf as strings.
+std::string number(double x);
+
+}  // namespace tidegate::cli

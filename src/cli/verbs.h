@@ -1,0 +1,38 @@
+// The verbs and what the command line gives them.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "subjects/spec.h"
+
+namespace tidegate::cli {
+
+struct CheckOptions {
+    std::string target;  ///< FILE or case id; empty with a suite
+    std::string suite;
+    std::string subject = "cpu";
+    std::string pass, rule, dtype, gates;
+    std::string gate = "derived";
+    std::string twin;  ///< empty: what the subject declares, else recurrent
+    std::string json;  ///< path, or "-"
+    bool allow_nan = false, mutants = false, list = false, quiet = false;
+    subjects::Settings settings;
+};
+int check(const CheckOptions& options);
+
+struct RunOptions {
+    std::string in, out, subject = "cpu";
+    bool allow_nan = false;
+    subjects::Settings settings;
+};
+int run(const RunOptions& options);
+
+struct PlanOptions {
+    std::string rule, dtype = "bf16", subject = "cpu", json;
+    std::int64_t K = 0, V = 0, tokens = 1, heads = 1;
+    int threads = 0;
+};
+int plan(const PlanOptions& options);
+
+}  // namespace tidegate::cli

@@ -1,0 +1,100 @@
+#include "faults/input_faults.h"
+
+#include "faults/faults.h"
+#include "problem/load.h"
+#include "reference/recurrence.h"
+
+namespace tidegate::faults {
+namespace {
+
+void round_all(io::Array& array, Dtype to) {
+    const auto n = static_cast<std::int64_t>(array.bytes.size()) / bytes_of(array.dtype);
+    for (std::int64_t i = 0; i < n; ++i)
+        store_element(array.bytes.data(), array.dtype, i,
+                      round_to(load_element(array.bytes.data(), array.dtype, i), to));
+}
+
+}  // namespace
+
+void materialise_gates(const NormalForm& nf, io::Bundle& request) {
+    if (request.meta("gates", "given") != "logits") return;
+    const std::int64_t channels = nf.gate.decay == Decay::vector ? nf.K : 0;
+    std::vector<std::int64_t> shape{nf.batch, nf.tokens, nf.value_heads};
+    io::Array beta("beta", Dtype::fp32, shape);
+    if (channels > 0) shape.push_back(channels);
+    io::Array g("g", Dtype::fp32, shape);
+    std::int64_t at = 0, i = 0;
+    for (std::int64_t b = 0; b < nf.batch; ++b)
+        for (std::int64_t t = 0; t < nf.tokens; ++t)
+            for (std::int64_t h = 0; h < nf.value_heads; ++h) {
+                store_element(beta.bytes.data(), beta.dtype, at++, load_strength<double>(nf.erase, b, t, h, 0));
+                for (std::int64_t c = 0; c < std::max<std::int64_t>(channels, 1); ++c)
+                    store_element(g.bytes.data(), g.dtype, i++, load_gate<double>(nf.gate, b, t, h, c));
+            }
+    request.add(std::move(g));
+    request.add(std::move(beta));
+    request.metadata["gates"] = "given";
+    request.metadata.erase("allow_neg_eigval");
+}
+
+void beta_bf16(const NormalForm& nf, io::Bundle& request) {
+    materialise_gates(nf, request);
+    round_all(*request.find("beta"), Dtype::bf16);
+}
+
+void gate_bf16(const NormalForm& nf, io::Bundle& request) {
+    materialise_gates(nf, request);
+    round_all(*request.find("g"), Dtype::bf16);
+}
+
+void gate_next_token(const NormalForm& nf, io::Bundle& request) {
+    materialise_gates(nf, request);
+    const Tensor g = request.find("g")->view();
+    const std::int64_t channels = g.rank == 4 ? g.shape[3] : 1;
+    for (std::int64_t n = 0; n < nf.sequences; ++n) {
+        const Span s = nf.sequence(n);
+        for (std::int64_t t = s.begin; t + 1 < s.end; ++t)
+            for (std::int64_t h = 0; h < nf.value_heads; ++h)
+                for (std::int64_t c = 0; c < channels; ++c)
+                    store_element(g.data, g.dtype, offset_of(g, s.batch, t, h) + c,
+                                  load_element(g.data, g.dtype, offset_of(g, s.batch, t + 1, h) + c));
+    }
+}
+
+void head_map(const NormalForm& nf, io::Bundle& request) {
+    request.metadata["head_map"] = nf.head_map == HeadMap::grouped ? "tiled" : "grouped";
+}
+
+/// Sequence n starts from what sequence n - 1 left.
+void varlen_leak(const NormalForm& nf, io::Bundle& request) {
+    const reference::Answer left = reference::recurrence<double>(nf);
+    const bool vk = request.meta("state_layout", "kv") == "vk";
+    if (request.find("initial_state") == nullptr)
+        request.add(io::Array("initial_state", Dtype::fp32,
+                              {nf.sequences, nf.value_heads, vk ? nf.V : nf.K, vk ? nf.K : nf.V}));
+    Tensor state = request.find("initial_state")->view();
+    if (vk) {
+        std::swap(state.shape[2], state.shape[3]);
+        std::swap(state.stride[2], state.stride[3]);
+    }
+    for (std::int64_t n = 1; n < nf.sequences; ++n)
+        for (std::int64_t h = 0; h < nf.value_heads; ++h)
+            for (std::int64_t i = 0; i < nf.K; ++i)
+                for (std::int64_t j = 0; j < nf.V; ++j)
+                    store_element(state.data, state.dtype, offset_of(state, n, h, i, j),
+                                  left.final_state[static_cast<std::size_t>(
+                                      (((n - 1) * nf.value_heads + h) * nf.K + i) * nf.V + j)]);
+}
+
+/// Every inner boundary one token late.
+void varlen_off_by_one(const NormalForm& nf, io::Bundle& request) {
+    io::Array& cu = *request.find("cu_seqlens");
+    const auto entry = [&](std::int64_t i) {
+        return static_cast<std::int64_t>(load_element(cu.bytes.data(), cu.dtype, i));
+    };
+    for (std::int64_t n = nf.sequences - 1; n >= 1; --n)
+        if (entry(n) + 1 <= entry(n + 1))
+            store_element(cu.bytes.data(), cu.dtype, n, static_cast<double>(entry(n) + 1));
+}
+
+}  // namespace tidegate::faults

@@ -1,0 +1,50 @@
+// All that is known of a request's right answer before a subject is asked.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "io/bundle.h"
+#include "problem/normal_form.h"
+#include "reference/policy.h"
+
+namespace tidegate::judge {
+
+/// The arithmetic a subject declares, whose rounding is forgiven.
+struct Twin {
+    std::int64_t chunk = 0;       ///< 0: the fp32 recurrence
+    Dtype operand = Dtype::fp32;  ///< what the chunked form's products read
+};
+/// "recurrent" or "chunked:<operand dtype>:<C>". Throws Error("twin").
+Twin twin_from(const std::string& text);
+std::string name_of(const Twin& twin);
+
+/// A run of elements that share a sequence, a token and a head.
+struct Cell {
+    std::int32_t sequence;
+    std::int64_t token;  ///< packed; -1: a state
+    std::int32_t head;
+};
+
+/// One output tensor: exact values, the twin's, and magnitudes, in row-major order with states as [N, HV, K, V].
+struct Output {
+    std::string name;
+    Dtype dtype = Dtype::fp32;
+    std::int64_t width = 1;  ///< elements a cell
+    std::vector<Cell> cells;
+    std::vector<double> exact, twin, magnitude;
+    std::vector<double> stale;  ///< another seed's exact values; empty if there is none or it is the same
+};
+
+struct Expected {
+    NormalForm form;  ///< views into the request
+    std::vector<Output> outputs;
+};
+
+/// `request` must outlive the result.
+Expected expect(const io::Bundle& request, const Twin& twin);
+
+/// A tensor of an answer as doubles, in the order of Output's values.
+std::vector<double> values_of(const io::Bundle& answer, const std::string& name, const io::Bundle& request);
+
+}  // namespace tidegate::judge

@@ -1,0 +1,81 @@
+#include "judge/mutants.h"
+
+#include <cmath>
+
+#include "cases/request.h"
+#include "reference/recurrence.h"
+#include "subjects/reference_answer.h"
+
+namespace tidegate::judge {
+namespace {
+
+constexpr double kInert = 1e-9;
+
+bool moved(const std::vector<double>& exact, const std::vector<double>& mutant) {
+    double err = 0, ref = 0;
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+        if (std::isfinite(exact[i]) != std::isfinite(mutant[i])) return true;
+        if (!std::isfinite(exact[i])) continue;
+        err += (mutant[i] - exact[i]) * (mutant[i] - exact[i]);
+        ref += exact[i] * exact[i];
+    }
+    return std::sqrt(err) >= kInert * std::sqrt(ref) && err > 0;
+}
+
+}  // namespace
+
+const char* name_of(Sight sight) {
+    switch (sight) {
+        case Sight::does_not_apply:
+            return "does not apply";
+        case Sight::inert:
+            return "inert";
+        case Sight::caught:
+            return "caught";
+        case Sight::missed:
+            return "missed";
+    }
+    return "?";
+}
+
+Sight try_mutant(const Bench& bench, const faults::Fault& fault) {
+    const Expected& e = bench.expected();
+    if (!fault.applies(e.form)) return Sight::does_not_apply;
+    io::Bundle answer;
+    bool live = false;
+    if (fault.answer != nullptr) {
+        answer = subjects::reference_answer(e.form, bench.request());
+        std::vector<std::vector<double>> before;
+        for (const Output& o : e.outputs) before.push_back(values_of(answer, o.name, bench.request()));
+        fault.answer(e.form, answer);
+        for (std::size_t i = 0; i < before.size(); ++i)
+            live = live || moved(before[i], values_of(answer, e.outputs[i].name, bench.request()));
+    } else {
+        io::Bundle request = bench.request();
+        NormalForm form = e.form;
+        reference::Policy policy;
+        if (fault.input != nullptr) {
+            fault.input(e.form, request);
+            form = lower(cases::bind(request));
+        } else {
+            fault.formula(form, policy);
+        }
+        const reference::Answer exact = reference::recurrence<double>(form, policy);
+        for (const Output& o : e.outputs) live = live || moved(o.exact, o.name == "o" ? exact.o : exact.final_state);
+        if (live) {
+            answer = cases::empty_answer(bench.request());
+            Forward outputs = cases::bind(request);
+            cases::attach(outputs, answer);
+            const NormalForm to = lower(outputs);
+            form.o = to.o;
+            form.final_state = to.final_state;
+            reference::store(exact, form);
+        }
+    }
+    if (!live) return Sight::inert;
+    for (const TensorResult& t : bench.judge(answer, {}))
+        if (t.verdict == Verdict::fail) return Sight::caught;
+    return Sight::missed;
+}
+
+}  // namespace tidegate::judge
