@@ -70,7 +70,7 @@ def write(path, metadata, arrays):
 
 
 def from_bf16(bits):
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def to_bf16(values):
