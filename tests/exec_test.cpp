@@ -168,6 +168,7 @@ TEST_F(Exec, MissingAndTruncatedAnswersAreCrashes) {
     outcome = once(script("head -c 60 " + quoted(file("good")) + " > \"$2\""));
     EXPECT_EQ(outcome.status, Status::crashed);
     EXPECT_EQ(outcome.reason.rfind("unreadable answer: ", 0), 0u) << outcome.reason;
+    EXPECT_EQ(outcome.reason.find("tidegate-"), std::string::npos) << outcome.reason;
 }
 
 TEST_F(Exec, AMissingFileOfAKernelCacheIsTheEnvironment) {
@@ -191,7 +192,7 @@ TEST_F(Exec, ABusyHangIsToldFromAnIdleOne) {
     const Outcome busy = once(script("while :; do :; done"), kShort);
     EXPECT_EQ(busy.status, Status::hung);
     EXPECT_EQ(busy.reason.rfind("hung (busy): 0.", 0), 0u) << busy.reason;
-    EXPECT_EQ(busy.reason.find("CPU 0.0 s"), std::string::npos) << busy.reason;
+    EXPECT_NE(busy.reason.find(" s, 0 bytes printed"), std::string::npos) << busy.reason;
     EXPECT_LT(busy.seconds, 3);
     const Outcome idle = once(script("echo 12345; sleep 100"), kShort);
     EXPECT_EQ(idle.status, Status::hung);

@@ -22,7 +22,8 @@ using reference::recurrence;
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr Dtype kDtypes[] = {Dtype::fp32, Dtype::bf16, Dtype::fp16, Dtype::fp64};
 
-Index pick(Index low, Index high) { return *rc::gen::inRange<Index>(low, high + 1); }
+/// Uniform whatever RapidCheck's size is.
+Index pick(Index low, Index high) { return *rc::gen::resize(rc::kNominalSize, rc::gen::inRange<Index>(low, high + 1)); }
 bool flip() { return pick(0, 1) == 1; }
 Dtype any_dtype() { return kDtypes[pick(0, 3)]; }
 
@@ -170,6 +171,12 @@ struct One {
         check(f, true);
         return recurrence<R>(lower(f)).final_state[0];
     }
+    void forget_by_logits(double A_log, double a) {  // with beta 0 the final state is exp(g) of the initial one
+        f.g = {};
+        f.a = scalar(a), f.beta = scalar(0);
+        f.A_log = arena.make(Dtype::fp32, {1}, [&](Index) { return A_log; });
+        f.initial_state = arena.make(Dtype::fp32, {1, 1, 1, 1}, [](Index) { return 1; });
+    }
     Tensor scalar(double x) {
         return arena.make(Dtype::fp32, {1, f.q.shape[1], 1}, [x](Index) { return x; });
     }
@@ -192,16 +199,26 @@ TEST(ReferenceValues, GateOfExtremeLogits) {
                           {-3, 30},
                           {-100, 200},
                           {87, -104}}) {
-        One one(Dtype::fp32);  // with beta 0 the final state is exp(g) of the initial one
-        one.f.g = {};
-        one.f.a = one.scalar(row.a);
-        one.f.A_log = one.arena.make(Dtype::fp32, {1}, [&](Index) { return row.A_log; });
-        one.f.beta = one.scalar(0);
-        one.f.initial_state = one.arena.make(Dtype::fp32, {1, 1, 1, 1}, [](Index) { return 1; });
+        One one(Dtype::fp32);
+        one.forget_by_logits(row.A_log, row.a);
         const Real g = -std::exp(Real(row.A_log)) * std::log1p(std::exp(Real(row.a)));
         const double want = static_cast<double>(std::exp(g)), got = one.state<double>(), single = one.state<float>();
         EXPECT_NEAR(got, want, 1e-13 * want) << "A_log " << row.A_log << ", a " << row.a;
         EXPECT_NEAR(single, want, 1e-5 * want + 1e-30) << "A_log " << row.A_log << ", a " << row.a;
+    }
+}
+
+TEST(ReferenceValues, BoundedGateOfExtremeLogits) {
+    for (const double A_log : {-100.0, 0.0, 89.0, 100.0}) {
+        for (const double a : {-200.0, -1e-30, 0.0, 1e-30, 30.0}) {
+            One one(Dtype::fp32);
+            one.forget_by_logits(A_log, a);
+            one.f.gate_form = GateForm::bounded;
+            const Real x = brute::element(one.f.a, {0, 0, 0});
+            const double want = static_cast<double>(std::exp(-5 * brute::sigmoid(std::exp(Real(A_log)) * x)));
+            EXPECT_NEAR(one.state<double>(), want, 1e-13 * want) << "A_log " << A_log << ", a " << a;
+            EXPECT_NEAR(one.state<float>(), want, 1e-5 * want) << "A_log " << A_log << ", a " << a;
+        }
     }
 }
 
@@ -210,8 +227,8 @@ TEST(ReferenceValues, BetaIsNeverRoundedToTheInputType) {
         for (const Index T : {1, 1000}) {
             One one(dtype, T);
             one.f.b = one.arena.make(dtype, {1, T, 1}, [](Index) { return 0.5; });
-            const double want = T == 1 ? 0.62245935 : 1;
-            EXPECT_NEAR(one.state<double>(), want, 1e-8);
+            const double want = T == 1 ? 0.62245933120185459 : 1;
+            EXPECT_NEAR(one.state<double>(), want, 1e-15);
             EXPECT_NEAR(one.state<float>(), want, 1e-6);
         }
     }
@@ -369,7 +386,6 @@ TEST(ReferenceMistakes, EachChangesTheAnswer) {
     for (const Mistake mistake : {Mistake::error_before_decay, Mistake::read_before_write, Mistake::chunk_reset}) {
         EXPECT_GT(apart(recurrence<double>(nf, Policy{.mistake = mistake}).o, right.o), 1e-3);
     }
-    EXPECT_EQ(apart(recurrence<double>(nf, Policy{}).o, right.o), 0);
 }
 
 TEST(ReferenceMistakes, ChunkResetStartsAnewEvery64TokensOfASequence) {

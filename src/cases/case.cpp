@@ -17,17 +17,18 @@ constexpr std::array kKeys{
     Key{"same", "1: every sequence holds the same data"},
     Key{"h0", "X: initial state, normal times X"},
     Key{"x", "ones | raw | alike: q = k = v = 1; keys not normalised; keys not normalised and nearly equal"},
-    Key{"gate", "zero | half-zero | const:X | spike:X | mild-spike:X | channel:X: log-decays instead of random ones"},
-    Key{"beta", "X: constant beta"},
+    Key{"gate", "zero | half-zero | const:X | spike:X | mild-spike:X | channel:X: log-decays instead of random ones",
+        Key::given},
+    Key{"beta", "X: constant beta", Key::given},
     Key{"gates", "logits: a, b, A_log, dt_bias instead of g, beta"},
-    Key{"form", "bounded: the bounded gate (logits)"},
-    Key{"A_log", "X: constant A_log (logits)"},
-    Key{"a", "X: constant a, dt_bias = 0 (logits)"},
-    Key{"b", "X | split:X: constant b; -X in even and +X in odd sequences (logits)"},
-    Key{"neg", "1: beta = 2 sigmoid(b) (logits)"},
-    Key{"params", "fp32 | bf16 | fp16: type of A_log and dt_bias (logits)"},
+    Key{"form", "bounded: the bounded gate", Key::logits},
+    Key{"A_log", "X: constant A_log", Key::logits},
+    Key{"a", "X: constant a, dt_bias = 0", Key::logits},
+    Key{"b", "X | split:X: constant b; -X in even and +X in odd sequences", Key::logits},
+    Key{"neg", "1: beta = 2 sigmoid(b)", Key::logits},
+    Key{"params", "fp32 | bf16 | fp16: type of A_log and dt_bias", Key::logits},
     Key{"gate_min", "X: g = max(g, X)"},
-    Key{"gb", "fp32 | bf16 | fp16: type of g and beta"},
+    Key{"gb", "fp32 | bf16 | fp16: type of g and beta", Key::given},
     Key{"l2norm", "1: q, k raw, normalised in the kernel"},
     Key{"scale", "X"},
     Key{"map", "tiled: head map"},
@@ -57,6 +58,35 @@ std::vector<std::string> split(const std::string& text, char by) {
             parts.back() += c;
     }
     return parts;
+}
+
+/// Parts 4 to the last but one, into the order of the table.
+void read_keys(const std::vector<std::string>& parts, Case& c) {
+    for (std::size_t i = 4; i + 1 < parts.size(); ++i) {
+        const std::string name = parts[i].substr(0, parts[i].find('='));
+        if (std::none_of(kKeys.begin(), kKeys.end(),
+                         [&](const Key& k) { return parts[i].rfind(std::string(k.name) + "=", 0) == 0; })) {
+            std::string known;
+            for (const Key& k : kKeys) known += std::string(known.empty() ? "" : ", ") + k.name;
+            throw Error("case", "case: given key '" + parts[i] + "', expected key=value with a key of " + known);
+        }
+        if (!c.key(name).empty()) throw Error("case", "case: given key '" + name + "' twice");
+        c.keys.emplace_back(name, parts[i].substr(name.size() + 1));
+    }
+    const auto place = [](const std::string& name) {
+        return std::find_if(kKeys.begin(), kKeys.end(), [&](const Key& k) { return name == k.name; });
+    };
+    std::sort(c.keys.begin(), c.keys.end(),
+              [&](const auto& x, const auto& y) { return place(x.first) < place(y.first); });
+    const bool logits = c.key("gates") == "logits";
+    if (!logits && !c.key("gates").empty())
+        throw Error("case", "case: given gates=" + c.key("gates") + ", expected logits");
+    for (const auto& [name, value] : c.keys) {
+        const Key& key = *place(name);
+        if (key.needs != Key::either && (key.needs == Key::logits) != logits)
+            throw Error("case", "case: given " + name + "=" + value + (logits ? " with" : " without") +
+                                    " gates=logits, expected it " + (logits ? "without" : "with"));
+    }
 }
 
 }  // namespace
@@ -99,21 +129,7 @@ Case parse(const std::string& id) {
     }
     if (c.HV % c.H != 0)
         throw Error("case", "case: given H,HV = " + sizes[2] + "," + sizes[3] + ", expected HV % H == 0");
-    for (const Key& key : kKeys)
-        for (std::size_t i = 4; i + 1 < parts.size(); ++i)
-            if (parts[i].rfind(std::string(key.name) + "=", 0) == 0)
-                c.keys.emplace_back(key.name, parts[i].substr(std::string(key.name).size() + 1));
-    if (c.keys.size() != parts.size() - 5) {
-        for (std::size_t i = 4; i + 1 < parts.size(); ++i) {
-            const std::string name = parts[i].substr(0, parts[i].find('='));
-            if (std::none_of(kKeys.begin(), kKeys.end(), [&](const Key& k) { return name == k.name; })) {
-                std::string known;
-                for (const Key& k : kKeys) known += std::string(known.empty() ? "" : ", ") + k.name;
-                throw Error("case", "case: given key '" + parts[i] + "', expected key=value with a key of " + known);
-            }
-        }
-        throw Error("case", "case: given a key twice in '" + id + "'");
-    }
+    read_keys(parts, c);
     c.seed = number<std::uint64_t>(parts.back(), "the seed");
     const std::vector<std::int64_t> lengths = lengths_of(c);
     std::int64_t sum = 0;
@@ -128,9 +144,7 @@ std::string id_of(const Case& c) {
     std::string id = std::string(name_of(c.rule)) + "/" + c.pass + "/" + name_of(c.dtype) + "/";
     for (const std::int64_t n : {c.B, c.T, c.H, c.HV, c.K, c.V}) id += std::to_string(n) + ",";
     id.back() = '/';
-    for (const Key& key : kKeys)
-        for (const auto& [k, v] : c.keys)
-            if (k == key.name) id += k + "=" + v + "/";
+    for (const auto& [k, v] : c.keys) id += k + "=" + v + "/";
     return id + std::to_string(c.seed);
 }
 

@@ -29,8 +29,10 @@ struct Case {
 };
 
 struct Key {
+    enum Needs { either, given, logits };
     const char* name;
-    const char* values;  ///< for help and errors
+    const char* values;    ///< for help and errors
+    Needs needs = either;  ///< whether it has a meaning without, or only with gates=logits
 };
 std::span<const Key> keys();
 

@@ -108,6 +108,7 @@ private:
         return [this, x = normal(stream)](const Row& r, std::int64_t h, std::int64_t i) {
             double sum = 0;
             for (std::int64_t j = 0; j < c_.K; ++j) sum += x(r, h, j) * x(r, h, j);
+            if (sum == 0) return i == 0 ? 1.0 : 0.0;  // no direction: any unit vector
             return x(r, h, i) / std::sqrt(sum);
         };
     }

@@ -51,6 +51,7 @@ void float_type(const char* name, const Tensor& t, bool allow_fp64) {
 
 void cu_seqlens(const NormalForm& nf, const Tensor& cu) {
     if (!cu.present()) return;
+    require("cu_seqlens", cu, "[N + 1]");
     if (cu.rank != 1 || cu.shape[0] < 2) fail("cu_seqlens", "shape " + shape_text(cu), "[N + 1] with N >= 1");
     if (cu.dtype != Dtype::int32 && cu.dtype != Dtype::int64) fail("cu_seqlens", name_of(cu.dtype), "int32 or int64");
     if (cu.data == nullptr) fail("cu_seqlens", "a null pointer", "memory for " + shape_text(cu));

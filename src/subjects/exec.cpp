@@ -110,7 +110,10 @@ Outcome read_answer(const std::string& path) {
     } catch (const std::exception& error) {
         outcome = {};
         outcome.status = Status::crashed;
-        outcome.reason = std::string("unreadable answer: ") + error.what();
+        std::string defect = error.what();
+        // The path differs from run to run and is gone by now: the same defect shall read the same.
+        if (defect.starts_with(path + ": ")) defect.erase(0, path.size() + 2);
+        outcome.reason = "unreadable answer: " + defect;
     }
     return outcome;
 }

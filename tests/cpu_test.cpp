@@ -1,0 +1,361 @@
+// The CPU backend against the oracle: every case of the suites, free and multi-step normal forms, strides, large
+// offsets, on every instruction set. TIDEGATE_LONG=1 runs every case on all of them.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include "cases/request.h"
+#include "cases/suite.h"
+#include "plan/cpu_plan.h"
+#include "problem/load.h"
+#include "reference/recurrence.h"
+#include "testing.h"
+#include "tidegate/error.h"
+
+using namespace tidegate;
+using test::Owned;
+using test::Sizes;
+
+namespace {
+
+/// fp32: twenty roundings of a sum of random signs; 16-bit: half an ulp of the output and some.
+double tolerance(Dtype dtype) { return dtype == Dtype::bf16 ? 3e-3 : dtype == Dtype::fp16 ? 4e-4 : 5e-6; }
+
+/// "" when `got` is `want` rounded to its dtype, up to nrmse over every block of `block` values; elements that are inf
+/// or NaN in one must be so in the other.
+std::string mismatch(const Tensor& got, const std::vector<double>& want, std::int64_t block, double factor = 1) {
+    const std::vector<double> x = test::values(got);
+    if (x.size() != want.size()) return "sizes differ";
+    double error = 0, size = 0;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+        const double y = round_to(want[i], got.dtype);
+        if (std::isfinite(x[i]) != std::isfinite(y))
+            return "element " + std::to_string(i) + ": " + std::to_string(x[i]) + ", oracle " + std::to_string(want[i]);
+        if (std::isfinite(y)) {
+            error += (x[i] - want[i]) * (x[i] - want[i]);
+            size += want[i] * want[i];
+        }
+        if ((i + 1) % static_cast<std::size_t>(block) != 0) continue;
+        const double floor = ulp(0, got.dtype);  // results may be subnormal
+        const double nrmse = std::sqrt(error / std::max(size, 1e-300));
+        if (!(nrmse <= factor * tolerance(got.dtype)) &&
+            std::sqrt(error) > floor * std::sqrt(static_cast<double>(block)))
+            return "block " + std::to_string(i / static_cast<std::size_t>(block)) + ": nrmse " + std::to_string(nrmse);
+        error = size = 0;
+    }
+    return "";
+}
+
+/// All outputs together; and, so that no error hides behind larger values, every token's and every head's state. A
+/// token may see more: where the decay has emptied the state, its output is k.q times v, and k.q may cancel.
+void expect_answer(const NormalForm& nf, const reference::Answer& want, const char* what) {
+    const Tensor o = test::narrow(nf.o, 1, 0, nf.tokens);
+    EXPECT_EQ(mismatch(o, want.o, std::max<std::int64_t>(o.size(), 1)), "") << what << ": o";
+    EXPECT_EQ(mismatch(o, want.o, nf.value_heads * nf.V, 10), "") << what << ": tokens of o";
+    if (nf.final_state.present()) {
+        EXPECT_EQ(mismatch(nf.final_state, want.final_state, nf.K * nf.V), "") << what << ": final_state";
+    }
+}
+
+void expect_forward(const Forward& p, const reference::Answer& want, int threads, const char* what) {
+    for (const Tensor* t : {&p.o, &p.final_state})
+        test::each(*t, [&](std::int64_t at) { store_element(t->data, t->dtype, at, 12345); });
+    forward(p, {threads});
+    expect_answer(lower(p), want, what);
+}
+
+class SuiteTest : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(, SuiteTest, ::testing::Values("tails", "gates", "varlen", "states", "field"));
+
+/// Two tokens of random data whose strides are those given, with sizes B = 2, T = 3, H = 2, HV = 4, K = 9, V = 7.
+void expect_strided(const Sizes& q, const Sizes& v, const Sizes& gate, const Sizes& state, const char* what) {
+    test::Spec spec;
+    spec.B = 2, spec.T = 3, spec.H = 2, spec.HV = 4, spec.K = 9, spec.V = 7;
+    const test::Problem plain(spec);
+    const auto restride = [](const Tensor& t, const Sizes& stride) {
+        Owned copy(t.dtype, Sizes(t.shape.begin(), t.shape.begin() + t.rank), stride);
+        test::copy(t, copy.view());
+        return copy;
+    };
+    const Owned q2 = restride(plain.q.view(), q), k2 = restride(plain.k.view(), q), v2 = restride(plain.v.view(), v),
+                g2 = restride(plain.g.view(), gate), beta2 = restride(plain.beta.view(), gate),
+                h2 = restride(plain.h0.view(), state);
+    const Owned o(Dtype::fp32, {2, 3, 4, 7}, v), ht(Dtype::fp32, {2, 4, 9, 7}, state);
+    Forward p = plain.view();
+    const test::Result want = test::run(p);
+    p.q = q2.view(), p.k = k2.view(), p.v = v2.view(), p.g = g2.view(), p.beta = beta2.view();
+    p.initial_state = h2.view(), p.o = o.view(), p.final_state = ht.view();
+    forward(p, {2});
+    EXPECT_EQ(test::difference(o.view(), want.o.view()), "") << what;
+    EXPECT_EQ(test::difference(ht.view(), want.state.view()), "") << what;
+    EXPECT_TRUE(o.intact_outside(o.view()) && ht.intact_outside(ht.view())) << what;
+}
+
+/// A normal form that no rule of today lowers to, with random tensors.
+struct Form {
+    NormalForm nf;
+    std::vector<std::unique_ptr<Owned>> owned;
+
+    Tensor tensor(const Sizes& shape, double size, bool positive = false, Dtype dtype = Dtype::fp32) {
+        owned.push_back(std::make_unique<Owned>(dtype, shape, test::gapped(shape, 3)));
+        const cases::Random random(owned.size(), 5);
+        owned.back()->fill([&](std::int64_t n) {
+            const double x = random.uniform(static_cast<std::uint64_t>(n));
+            return size * (positive ? x : 2 * x - 1);
+        });
+        return owned.back()->view();
+    }
+
+    Form(std::int64_t steps, bool tied, Decay decay, std::int64_t K, std::int64_t V, bool vector_strengths) {
+        const std::int64_t B = 2, T = 19, H = 2, HV = 4;
+        const double unit = 1 / std::sqrt(static_cast<double>(K));
+        nf.batch = nf.sequences = B, nf.tokens = T, nf.key_heads = H, nf.value_heads = HV, nf.K = K, nf.V = V;
+        nf.steps = steps, nf.tied = tied, nf.scale = 0.7;
+        nf.q = tensor({B, T, H, K}, unit);
+        nf.k = tensor({B, T * steps, H, K}, unit);
+        nf.v = tensor({B, T * steps, HV, V}, 1);
+        nf.gate.decay = decay;
+        if (decay == Decay::scalar) nf.gate.x = tensor({B, T, HV}, -1, true);
+        if (decay == Decay::vector) nf.gate.x = tensor({B, T, HV, K}, -1, true);
+        if (!tied) nf.a = tensor({B, T, HV, K}, unit), nf.b = tensor({B, T, HV, K}, unit);
+        if (tied) {
+            nf.erase.kind = nf.write.kind = StrengthKind::given;
+            nf.erase.vector = nf.write.vector = vector_strengths;
+            nf.erase.x =
+                vector_strengths ? tensor({B, T * steps, HV, K}, 1, true) : tensor({B, T * steps, HV}, 1, true);
+            nf.write.x = vector_strengths ? tensor({B, T * steps, HV, V}, 1, true) : nf.erase.x;
+        }
+        nf.initial_state = tensor({B, HV, K, V}, 1);
+        owned.push_back(
+            std::make_unique<Owned>(Dtype::fp32, Sizes{B, T + 1, HV, V}, test::gapped({B, T + 1, HV, V}, 3)));
+        nf.o = owned.back()->view();
+        nf.final_state = tensor({B, HV, K, V}, 9);
+    }
+
+    void expect_right(const std::string& what) {
+        const auto want = reference::recurrence<double>(nf);
+        for (const int threads : {1, 3}) {
+            cpu::run(nf, plan_cpu(nf, cpu::this_machine(), {threads}));
+            expect_answer(nf, want, what.c_str());
+        }
+        EXPECT_TRUE(owned[owned.size() - 2]->intact_outside(test::narrow(nf.o, 1, 0, nf.tokens))) << what;
+    }
+};
+
+}  // namespace
+
+TEST_P(SuiteTest, AgreesWithTheOracle) {
+    const bool all = std::getenv("TIDEGATE_LONG") != nullptr;
+    const auto isas = cpu::available_isas();
+    std::size_t number = 0, calls = 0;
+    test::on_every_isa([] {});
+    for (const cases::Case& c : cases::suite(GetParam())) {
+        const std::string id = cases::id_of(c);
+        const io::Bundle request = cases::generate(c);
+        io::Bundle answer = cases::empty_answer(request);
+        Forward p = cases::bind(request);
+        cases::attach(p, answer);
+        const auto want = reference::recurrence<double>(lower(p));
+        ++number;
+        for (std::size_t i = 0; i < isas.size(); ++i) {
+            if (!all && (number + i) % 2 != 0) continue;  // half of the instruction sets, in turn
+            cpu::force_isa(isas[i]);
+            ASSERT_EQ(cpu::current_isa(), isas[i]);
+            const int threads = 1 + static_cast<int>((number + number / 4 + i) % 4);
+            expect_forward(p, want, threads, (id + " on " + isas[i]).c_str());
+            ++calls;
+        }
+    }
+    cpu::force_isa("");
+    EXPECT_GT(number, 50u);
+    EXPECT_GE(calls, number);
+}
+
+// The contract's table row by row, without the library's loading and lowering, which the oracle shares.
+TEST(FormulaTest, AgreesWithTheTextOfTheContract) {
+    const std::int64_t B = 2, T = 7, H = 2, HV = 4, K = 5, V = 3;
+    for (const Rule rule : {Rule::gdn, Rule::kda})
+        for (unsigned bits = 0; bits < 64; ++bits) {
+            test::Spec spec;
+            spec.rule = rule, spec.B = B, spec.T = T, spec.H = H, spec.HV = HV, spec.K = K, spec.V = V,
+            spec.seed = bits;
+            spec.logits = (bits & 1) != 0, spec.l2norm = (bits & 2) != 0, spec.v_first = (bits & 4) != 0;
+            const test::Problem problem(spec);
+            Forward p = problem.view();
+            if ((bits & 8) != 0) p.head_map = HeadMap::tiled;
+            if ((bits & 16) != 0) p.gate_min = -0.4, p.scale = 1.25;
+            if ((bits & 32) != 0) p.gate_form = GateForm::bounded, p.lower_bound = -2, p.allow_neg_eigval = spec.logits;
+            const test::Result got = test::run(p);
+            const auto at = [](const Tensor& t, auto... i) {
+                return load_element(t.data, t.dtype, offset_of(t, i...));
+            };
+            const auto row = [&](const Tensor& t, std::int64_t b, std::int64_t s, std::int64_t h, std::int64_t c) {
+                double sum = 0;
+                for (std::int64_t i = 0; i < K; ++i) sum += at(t, b, s, h, i) * at(t, b, s, h, i);
+                return at(t, b, s, h, c) / (spec.l2norm ? std::sqrt(sum + 1e-6) : 1);
+            };
+            const auto gate = [&](std::int64_t b, std::int64_t t, std::int64_t h, std::int64_t c) {
+                const bool vector = rule == Rule::kda;
+                double g = 0;
+                if (!spec.logits) {
+                    g = vector ? at(p.g, b, t, h, c) : at(p.g, b, t, h);
+                } else {
+                    const double x =
+                        (vector ? at(p.a, b, t, h, c) : at(p.a, b, t, h)) + at(p.dt_bias, vector ? h * K + c : h);
+                    const double rate = std::exp(at(p.A_log, h));
+                    g = p.gate_form == GateForm::bounded ? -2 / (1 + std::exp(-rate * x))
+                                                         : -rate * std::log1p(std::exp(x));
+                }
+                return p.gate_min ? std::max(g, *p.gate_min) : g;
+            };
+            double error = 0, size = 0;
+            for (std::int64_t b = 0; b < B; ++b)
+                for (std::int64_t h = 0; h < HV; ++h) {
+                    const std::int64_t hq = p.head_map == HeadMap::tiled ? h % H : h / (HV / H);
+                    double S[5][3];
+                    const auto state = [&](const Tensor& t, std::int64_t i, std::int64_t j) {
+                        return spec.v_first ? at(t, b, h, j, i) : at(t, b, h, i, j);
+                    };
+                    const auto compare = [&](double x, double y) { error += (x - y) * (x - y), size += y * y; };
+                    for (std::int64_t i = 0; i < K; ++i)
+                        for (std::int64_t j = 0; j < V; ++j) S[i][j] = state(p.initial_state, i, j);
+                    for (std::int64_t t = 0; t < T; ++t) {
+                        const double beta = !spec.logits
+                                                ? at(p.beta, b, t, h)
+                                                : (p.allow_neg_eigval ? 2 : 1) / (1 + std::exp(-at(p.b, b, t, h)));
+                        for (std::int64_t j = 0; j < V; ++j) {
+                            double kS = 0, o = 0;
+                            for (std::int64_t i = 0; i < K; ++i)
+                                kS += row(p.k, b, t, hq, i) * (S[i][j] *= std::exp(gate(b, t, h, i)));
+                            for (std::int64_t i = 0; i < K; ++i) {
+                                S[i][j] += row(p.k, b, t, hq, i) * beta * (at(p.v, b, t, h, j) - kS);
+                                o += row(p.q, b, t, hq, i) * S[i][j];
+                            }
+                            compare(at(got.o.view(), b, t, h, j), p.scale.value_or(1 / std::sqrt(5.0)) * o);
+                        }
+                    }
+                    for (std::int64_t i = 0; i < K; ++i)
+                        for (std::int64_t j = 0; j < V; ++j) compare(state(got.state.view(), i, j), S[i][j]);
+                }
+            EXPECT_LE(std::sqrt(error / size), 1e-6) << name_of(rule) << ", options " << bits;
+        }
+}
+
+TEST(CpuTest, AnySizes) {
+    test::on_every_isa([] {
+        for (const std::pair<std::int64_t, std::int64_t>& size : {std::pair<std::int64_t, std::int64_t>{1, 1},
+                                                                  {300, 300},
+                                                                  {300, 5},
+                                                                  {3, 300},
+                                                                  {513, 33},
+                                                                  {1, 1000},
+                                                                  {1000, 1}})
+            for (const Rule rule : {Rule::gdn, Rule::kda}) {
+                test::Spec spec;
+                spec.rule = rule, spec.T = 6, spec.HV = 2, spec.K = size.first, spec.V = size.second, spec.gap = 1;
+                const test::Problem problem(spec);
+                Forward p = problem.view();
+                const Owned o(Dtype::fp32, {1, 6, 2, spec.V}), ht(Dtype::fp32, problem.state_shape());
+                p.o = o.view(), p.final_state = ht.view();
+                expect_forward(p, reference::recurrence<double>(lower(p)), 2, shape_text(p.initial_state).c_str());
+            }
+    });
+}
+
+TEST(CpuTest, AnyStrides) {
+    test::on_every_isa([] {
+        expect_strided({80, 25, 11, 1}, {120, 37, 9, 1}, {41, 11, 2}, {300, 73, 8, 1}, "odd gaps");
+        expect_strided({-54, -18, -9, 1}, {-84, -28, -7, 1}, {-12, -4, -1}, {-252, -63, -7, 1}, "negative");
+        expect_strided({9, 18, 54, 1}, {7, 14, 42, 1}, {1, 2, 6}, {7, 14, 56, 1}, "dimensions in another order");
+        expect_strided({-60, 20, -10, 1}, {7, -56, 14, 1}, {-50, 16, -3}, {-7, 14, -56, 1}, "mixed");
+    });
+}
+
+TEST(NormalFormTest, FreeFormsAndSeveralStepsAToken) {
+    test::on_every_isa([] {
+        for (const Decay decay : {Decay::none, Decay::scalar, Decay::vector})
+            for (const auto& [K, V] : {std::pair<std::int64_t, std::int64_t>{16, 16}, {33, 70}, {65, 5}}) {
+                const std::string what =
+                    "decay " + std::to_string(static_cast<int>(decay)) + ", K " + std::to_string(K);
+                Form(1, false, decay, K, V, false).expect_right(what + ", free");
+                for (const std::int64_t steps : {1, 2, 3})
+                    for (const bool vector : {false, true})
+                        Form(steps, true, decay, K, V, vector)
+                            .expect_right(what + ", steps " + std::to_string(steps) + (vector ? ", vectors" : ""));
+            }
+    });
+}
+
+TEST(OffsetTest, AreSixtyFourBits) {
+    Tensor t;
+    t.rank = 4;
+    t.stride = {std::int64_t{1} << 33, (std::int64_t{1} << 31) + 7, -(std::int64_t{1} << 32), 1};
+    EXPECT_EQ(offset_of(t, 3, 2, 1, 5), (3LL << 33) + 2 * ((1LL << 31) + 7) - (1LL << 32) + 5);
+    EXPECT_EQ(offset_of(t, std::int32_t{3}, std::uint8_t{2}, 0U, std::size_t{5}),
+              (3LL << 33) + 2 * ((1LL << 31) + 7) + 5);
+    Tensor slots = dense(nullptr, Dtype::fp32, {65537, 32, 128, 128});  // docs/cases.md 30
+    EXPECT_EQ(offset_of(slots, 4096), 2147483648LL);
+    EXPECT_EQ(offset_of(slots, 65536, 31, 127, 127), 65537LL * 32 * 128 * 128 - 1);
+}
+
+// A real run over memory that is mostly not there: rows lie more than 2^31 elements apart.
+TEST(OffsetTest, ForwardReachesFarRows) {
+    const std::int64_t far = (std::int64_t{1} << 31) + 1024, bytes = 3 * far * 4;
+    const auto map = [&] {
+        void* at = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        return at == MAP_FAILED ? nullptr : at;
+    };
+    void* const in = map();
+    void* const out = map();
+    test::Spec spec;
+    spec.B = 2, spec.T = 2, spec.K = 8, spec.V = 16;
+    const test::Problem near(spec);
+    Forward p = near.view();
+    const test::Result want = test::run(p);
+    if (in != nullptr && out != nullptr) {
+        std::int64_t used = 0;
+        const auto place = [&](Tensor& t, void* memory) {
+            Tensor moved = t;
+            moved.data = static_cast<float*>(memory) + used;
+            moved.stride[0] = far;
+            used += 4096;
+            test::copy(t, moved);
+            t = moved;
+        };
+        for (Tensor* t : {&p.q, &p.k, &p.v, &p.g, &p.beta, &p.initial_state}) place(*t, in);
+        const Owned o(Dtype::fp32, {2, 2, 1, 16}), ht(Dtype::fp32, {2, 1, 8, 16});
+        p.o = o.view(), p.final_state = ht.view();
+        place(p.o, out);
+        place(p.final_state, out);
+        p.o.stride = {2048, far, 16, 1};  // far tokens too
+        forward(p, {2});
+        EXPECT_EQ(test::difference(p.o, want.o.view()), "");
+        EXPECT_EQ(test::difference(p.final_state, want.state.view()), "");
+    }
+    for (void* at : {in, out})
+        if (at != nullptr) munmap(at, static_cast<std::size_t>(bytes));
+    if (in == nullptr || out == nullptr) GTEST_SKIP() << "no address space for a sparse mapping";
+}
+
+TEST(IsaTest, ForcesListsAndRefuses) {
+    test::on_every_isa([] {});
+    const auto isas = cpu::available_isas();
+    ASSERT_FALSE(isas.empty());
+    EXPECT_EQ(cpu::current_isa(), isas.front()) << "the best comes first";
+    test::Spec spec;
+    const test::Problem problem(spec);
+    test::on_every_isa([&] {
+        Forward p = problem.view();
+        const Owned o(Dtype::fp32, {1, 1, 1, 1});
+        p.o = o.view();
+        EXPECT_EQ(plan(p).arithmetic.isa, cpu::current_isa());
+    });
+    try {
+        cpu::force_isa("AVX1024");
+        ADD_FAILURE();
+    } catch (const Error& e) {
+        EXPECT_EQ(e.argument(), "isa");
+        for (const std::string& isa : isas) EXPECT_NE(std::string(e.what()).find(isa), std::string::npos) << e.what();
+    }
+    EXPECT_EQ(cpu::current_isa(), isas.front());
+}

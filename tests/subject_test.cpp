@@ -1,0 +1,122 @@
+// Subjects inside the process, their specifications, and faults injected into them.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+
+#include "cases/request.h"
+#include "cases/suite.h"
+#include "faults/faults.h"
+#include "io/safetensors.h"
+#include "judge/judge.h"
+#include "subjects/poison.h"
+#include "subjects/spec.h"
+
+namespace tidegate::subjects {
+namespace {
+
+io::Bundle request_of(const std::string& id) { return cases::generate(cases::parse(id)); }
+
+judge::Verdict verdict_of(const std::string& spec, const io::Bundle& request) {
+    const judge::Bench bench(request, {}, judge::gate_from("derived"));
+    return bench.judge(make_subject(spec, {})->answer(request)).verdict;
+}
+
+float load_element_fp32(const io::Bundle& answer, const std::string& name) {
+    float x = 0;
+    std::memcpy(&x, answer.find(name)->bytes.data(), sizeof x);
+    return x;
+}
+
+std::string refusal(const std::string& spec) {
+    try {
+        make_subject(spec, {});
+    } catch (const Error& e) {
+        return e.what();
+    }
+    return "";
+}
+
+TEST(Spec, NamesWhatItDoesNotKnow) {
+    EXPECT_NE(refusal("gpu").find("cpu, reference, exec:"), std::string::npos);
+    EXPECT_NE(refusal("exec:").find("exec:COMMAND"), std::string::npos);
+    EXPECT_NE(refusal("cpu+fault:gremlins").find("zero-output"), std::string::npos);
+    EXPECT_NE(refusal("exec:true+fault:no-decay").find("formula fault"), std::string::npos);
+    EXPECT_NE(refusal("file:x+fault:beta-bf16").find("answer fault"), std::string::npos);
+    EXPECT_THROW(make_subject("cuda", {}), Unavailable);
+}
+
+TEST(Spec, AFaultBelongsToTheCommandOrToUs) {
+    EXPECT_EQ(make_subject("exec:tool run --subject cpu+fault:no-decay", {})->name(),
+              "exec:tool run --subject cpu+fault:no-decay");
+    EXPECT_EQ(make_subject("exec:tool run --subject=cpu+fault:no-decay", {})->name(),
+              "exec:tool run --subject=cpu+fault:no-decay");
+    EXPECT_EQ(make_subject("exec:./kernel+fault:zero-output", {})->name(), "exec:./kernel+fault:zero-output");
+    EXPECT_EQ(make_subject("exec:./kernel --fast +fault:tail-zero", {})->name(),
+              "exec:./kernel --fast+fault:tail-zero");
+    EXPECT_EQ(make_subject("exec:tool --subject cpu+fault:no-decay +fault:tail-zero", {})->name(),
+              "exec:tool --subject cpu+fault:no-decay+fault:tail-zero");
+    EXPECT_EQ(make_subject("cpu+fault:no-decay", {})->name(), "cpu+fault:no-decay (reference)");
+    EXPECT_EQ(make_subject("cpu+fault:beta-bf16", {})->name(), "cpu+fault:beta-bf16");
+}
+
+TEST(Poison, IsFoundBitForBit) {
+    for (const Dtype dtype : {Dtype::fp32, Dtype::bf16, Dtype::fp16, Dtype::fp64}) {
+        io::Array a("o", dtype, {7});
+        EXPECT_EQ(poisoned(a.bytes.data(), dtype, 7), 0);
+        poison(a.bytes.data(), dtype, 7);
+        EXPECT_EQ(poisoned(a.bytes.data(), dtype, 7), 7);
+        a.bytes[0] = std::byte{1};
+        EXPECT_EQ(poisoned(a.bytes.data(), dtype, 7), 6);
+    }
+}
+
+TEST(InProcess, CpuAndReferencePassQuickOfBothRules) {
+    for (const cases::Case& c : cases::suite("quick"))
+        for (const char* spec : {"cpu", "reference"})
+            EXPECT_EQ(verdict_of(spec, cases::generate(c)), judge::Verdict::pass) << spec << " " << cases::id_of(c);
+}
+
+TEST(InProcess, CpuSkipsWhatItDoesNotTake) {
+    const io::Bundle request = request_of("gdn/forward/fp64/1,9,1,2,16,16/h0=1/1");
+    EXPECT_EQ(make_subject("cpu", {})->answer(request).status, Status::skipped);
+    EXPECT_EQ(verdict_of("reference", request), judge::Verdict::pass);
+}
+
+TEST(InProcess, EveryFaultOfTheTableFailsOnACaseThatItAppliesTo) {
+    const io::Bundle request = request_of("gdn/forward/bf16/1,139,2,4,32,64/lengths=3,0,70,1,65/h0=1/2");
+    for (const faults::Fault& fault : faults::table())
+        for (const char* base : {"cpu", "reference"})
+            EXPECT_EQ(verdict_of(std::string(base) + "+fault:" + fault.name, request), judge::Verdict::fail)
+                << base << " " << fault.name;
+}
+
+TEST(InProcess, AFaultThatDoesNotApplyIsSkippedNotPassed) {
+    const io::Bundle request = request_of("gdn/forward/bf16/1,9,1,2,16,16/h0=1/1");
+    EXPECT_EQ(verdict_of("cpu+fault:varlen-leak", request), judge::Verdict::skipped);
+    EXPECT_EQ(verdict_of("cpu+fault:chunk-reset", request), judge::Verdict::skipped);
+}
+
+TEST(InProcess, FaultsOfLogitsActOnTheGatesTheyMake) {
+    const io::Bundle request = request_of("gdn/forward/bf16/1,1,1,1,1,1/x=ones/gates=logits/b=0.5/23");
+    Outcome right = make_subject("cpu", {})->answer(request);
+    EXPECT_NEAR(load_element_fp32(right.answer, "final_state"), 0.62245935, 1e-6);
+    Outcome rounded = make_subject("cpu+fault:beta-bf16", {})->answer(request);
+    EXPECT_EQ(load_element_fp32(rounded.answer, "final_state"), 0.62109375F);
+    EXPECT_EQ(verdict_of("cpu+fault:beta-bf16", request), judge::Verdict::fail);
+}
+
+TEST(Files, AnAnswerFileIsJudgedAsTheAnswerItIs) {
+    const std::string path =
+        std::filesystem::temp_directory_path() / ("tidegate_subject_test_" + std::to_string(getpid()));
+    const io::Bundle request = request_of("gdn/forward/bf16/1,70,1,2,16,16/h0=1/1");
+    io::write_safetensors(path, make_subject("cpu", {})->answer(request).answer);
+    EXPECT_EQ(verdict_of("file:" + path, request), judge::Verdict::pass);
+    EXPECT_EQ(verdict_of("file:" + path + "+fault:tail-zero", request), judge::Verdict::fail);
+    std::filesystem::remove(path);
+    EXPECT_THROW(make_subject("file:" + path, {})->answer(request), Error);
+}
+
+}  // namespace
+}  // namespace tidegate::subjects
