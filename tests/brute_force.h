@@ -69,13 +69,6 @@ inline Real element(const Tensor& t, std::initializer_list<Index> index) {
     return decode16(read(std::uint16_t(0)), mantissa_of(t.dtype));
 }
 
-/// What a value becomes when it is stored once.
-inline Real rounded(Real x, Dtype dtype) {
-    if (dtype == Dtype::fp64) return static_cast<double>(x);
-    if (dtype == Dtype::fp32) return static_cast<float>(x);
-    return decode16(encode16(x, mantissa_of(dtype)), mantissa_of(dtype));
-}
-
 // ---- front ends ----------------------------------------------------------------------------------------------------
 
 inline Real sigmoid(Real x) { return 1 / (1 + std::exp(-x)); }
@@ -117,10 +110,9 @@ struct Head {
     std::vector<Vector> q = {};
 };
 
-/// Mistakes in words: the error term reads the state as it was before this token's decay; the output reads the state
-/// as it was before this token.
 struct Wrong {
-    bool undecayed_error = false, read_before_write = false;
+    bool undecayed_error = false;    ///< the error term reads the state as it was before this token's decay
+    bool read_before_write = false;  ///< the output reads the state as it was before this token
 };
 
 inline Step tied(const Vector& decay, const Vector& k, const Vector& e, Vector v, const Vector& w, Wrong wrong) {
@@ -134,7 +126,7 @@ inline Step tied(const Vector& decay, const Vector& k, const Vector& e, Vector v
 inline Vector state_after(Vector h0, const std::vector<Step>& steps, std::size_t count, Index K, Index V) {
     Vector product(at(K * K)), state(at(K * V));  // product: M_count ... M_{j+1}
     for (Index i = 0; i < K; ++i) product[at(i * K + i)] = 1;
-    const auto times = [&](Index columns, const auto& right, Vector& out) {  // out += product * right
+    const auto times = [&](Vector& out, Index columns, const auto& right) {  // out += product * right
         for (Index i = 0; i < K; ++i) {
             for (Index l = 0; l < K; ++l) {
                 for (Index j = 0; j < columns; ++j) out[at(i * columns + j)] += product[at(i * K + l)] * right(l, j);
@@ -143,15 +135,12 @@ inline Vector state_after(Vector h0, const std::vector<Step>& steps, std::size_t
     };
     for (std::size_t s = count; s-- > 0;) {
         const Step& x = steps[s];
-        times(
-            V, [&](Index l, Index j) { return x.k[at(l)] * x.v[at(j)]; }, state);
+        times(state, V, [&](Index l, Index j) { return x.k[at(l)] * x.v[at(j)]; });
         Vector next(at(K * K));
-        times(
-            K, [&](Index l, Index j) { return x.b[at(l)] * x.a[at(j)] + (l == j ? x.decay[at(l)] : 0); }, next);
+        times(next, K, [&](Index l, Index j) { return x.b[at(l)] * x.a[at(j)] + (l == j ? x.decay[at(l)] : 0); });
         product = next;
     }
-    times(
-        V, [&](Index l, Index j) { return h0[at(l * V + j)]; }, state);
+    times(state, V, [&](Index l, Index j) { return h0[at(l * V + j)]; });
     return state;
 }
 
@@ -159,8 +148,8 @@ struct Shape {
     Index B, T, N, HV, K, V;
 };
 struct Place {
-    Index n, batch, begin, end, hv;  ///< sequence, its rows, and a value head
-};
+    Index n, batch, begin, end, hv;
+};  ///< sequence, its rows, and a value head
 
 // ---- from the caller's problem, without lower() --------------------------------------------------------------------
 
@@ -326,9 +315,9 @@ public:
             step *= std::max<Index>(shape[axis], 1);
             count *= shape[axis];
         }
-        memory_.emplace_back(at(step * bytes_of(dtype)), '\xff');
-        t.data = memory_.back().data();
-        for (Index i = 0; i < count; ++i) put(t, i, static_cast<double>(value(i)));
+        memory.emplace_back(at(step * bytes_of(dtype)), '\xff');
+        t.data = memory.back().data();
+        for (Index i = 0; i < count; ++i) put(t, i, double(value(i)));
         return t;
     }
     /// Overwrites the i-th element in row-major order.
@@ -349,12 +338,12 @@ public:
     Tensor normals(Dtype dtype, const std::vector<Index>& shape, double sigma = 1) {
         return make(dtype, shape, [&](Index) { return normal(sigma); });
     }
-    std::deque<std::vector<char>>& memory() { return memory_; }
+
+    std::deque<std::vector<char>> memory;  ///< of every tensor made
 
 private:
     std::mt19937_64 random_;
     bool spread_;
-    std::deque<std::vector<char>> memory_;
 };
 
 /// A hand-built normal form: keys of length about 1, strengths in (0, 1).
@@ -403,8 +392,8 @@ inline NormalForm build(Arena& arena, const Form& f) {
         nf.gate.x = vector ? arena.make(Dtype::fp32, {f.B, f.T, f.HV, f.K}, value)
                            : arena.make(Dtype::fp32, {f.B, f.T, f.HV}, value, false);
     }
-    const auto row_of = [&](Index i) { return double(f.cu[at(i)]); };
-    if (!f.cu.empty()) nf.cu_seqlens = arena.make(Dtype::int32, {Index(f.cu.size())}, row_of);
+    if (!f.cu.empty())
+        nf.cu_seqlens = arena.make(Dtype::int32, {nf.sequences + 1}, [&](Index i) { return f.cu[at(i)]; });
     if (f.h0) nf.initial_state = arena.normals(Dtype::fp32, {nf.sequences, f.HV, f.K, f.V});
     return nf;
 }

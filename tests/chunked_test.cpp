@@ -1,4 +1,5 @@
-// The chunked form against the recurrence, which reference_test.cpp proves: every tail, hard gates, its stages.
+// The chunked form against the recurrence, which reference_test.cpp proves: every tail, hard gates, its stages; and the
+// invariants of both.
 #include "reference/chunked.h"
 
 #include <gtest/gtest.h>
@@ -228,21 +229,35 @@ TEST(Chunked, OperandsRoundAsTheirType) {
     }
 }
 
-TEST(Chunked, Causal) {
-    for (const Dtype operand : {Dtype::fp64, Dtype::bf16}) {
-        for (const Form& base : forms()) {
-            if (base.B != 1) continue;
+// ---- invariants of every evaluator, bit for bit
+// ----------------------------------------------------------------------
+
+using Evaluate = Answer (*)(const NormalForm&);
+constexpr Evaluate kEvaluators[] = {
+    [](const NormalForm& nf) { return recurrence<double>(nf); },
+    [](const NormalForm& nf) { return recurrence<float>(nf); },
+    [](const NormalForm& nf) { return chunked<double>(nf, 8); },
+    [](const NormalForm& nf) { return chunked<float>(nf, 8); },
+    [](const NormalForm& nf) { return chunked<float>(nf, 8, Policy{.operand = Dtype::bf16}); },
+};
+
+std::vector<Tensor> inputs_of(const NormalForm& nf) {
+    return {nf.q, nf.k, nf.v, nf.gate.x, nf.erase.x, nf.write.x, nf.a, nf.b};  // absent ones have no elements
+}
+
+TEST(EveryEvaluator, IsCausal) {
+    for (const Evaluate& evaluate : kEvaluators) {
+        for (Form form : forms()) {
+            if (form.B != 1) continue;
             for (const Index t : {0, 1, 5, 7, 8, 9, 16, 20, 21}) {
-                Form form = base;
                 form.T = 21;
                 Arena arena(13);
                 const NormalForm nf = build(arena, form);
-                const Policy policy{.operand = operand};
-                const Answer before = chunked<float>(nf, 8, policy), cut = chunked<float>(first(nf, t), 8, policy);
-                for (const Tensor& x : {nf.q, nf.k, nf.v, nf.gate.x, nf.erase.x, nf.write.x, nf.a, nf.b}) {
+                const Answer before = evaluate(nf), cut = evaluate(first(nf, t));
+                for (const Tensor& x : inputs_of(nf)) {
                     for (Index i = x.size() / 21 * t; i < x.size(); ++i) Arena::put(x, i, -arena.uniform(0, 3));
                 }
-                const Answer changed = chunked<float>(nf, 8, policy);
+                const Answer changed = evaluate(nf);
                 const auto kept = before.o.begin() + t * form.HV * form.V;
                 EXPECT_TRUE(std::equal(before.o.begin(), kept, changed.o.begin())) << text(form) << ", t " << t;
                 EXPECT_TRUE(std::equal(cut.o.begin(), cut.o.end(), before.o.begin())) << text(form) << ", t " << t;
@@ -252,17 +267,33 @@ TEST(Chunked, Causal) {
     }
 }
 
-TEST(Chunked, NanStaysInItsSequence) {
-    Arena arena(14);
-    const NormalForm nf = build(arena, {.decay = Decay::vector, .cu = {0, 9, 14, 30}, .T = 30});
-    const Answer clean = chunked<double>(nf, 8);
-    for (const Tensor& x : {nf.q, nf.k, nf.v, nf.gate.x, nf.erase.x, nf.write.x}) {
-        for (Index i = x.size() / 30 * 9; i < x.size() / 30 * 14; ++i) Arena::put(x, i, std::nan(""));
+TEST(EveryEvaluator, KeepsNanInItsSequence) {
+    const std::vector<Index> cu = {0, 9, 14, 14, 30};
+    for (const Evaluate& evaluate : kEvaluators) {
+        for (const double bad : {std::nan(""), kInf}) {
+            for (Form form : forms()) {
+                if (form.B != 1) continue;
+                form.cu = cu, form.T = 30;
+                Arena arena(14);
+                const NormalForm nf = build(arena, form);
+                const Answer clean = evaluate(nf);
+                for (const Tensor& x : inputs_of(nf)) {
+                    for (Index i = x.size() / 30 * 9; i < x.size() / 30 * 14; ++i) Arena::put(x, i, bad);
+                }
+                const Index row = nf.value_heads * nf.V, state = row * nf.K;
+                if (form.h0) Arena::put(nf.initial_state, state, bad);
+                const Answer dirty = evaluate(nf);
+                for (Index i = 0; i < Index(clean.o.size()); ++i) {
+                    const bool inside = i / row >= 9 && i / row < 14;
+                    EXPECT_EQ(inside, !std::isfinite(dirty.o[at(i)]) && clean.o[at(i)] != dirty.o[at(i)]);
+                    EXPECT_TRUE(inside || clean.o[at(i)] == dirty.o[at(i)]) << text(form);
+                }
+                for (Index i = 0; i < Index(clean.final_state.size()); ++i) {
+                    EXPECT_TRUE(i / state == 1 || clean.final_state[at(i)] == dirty.final_state[at(i)]) << text(form);
+                }
+            }
+        }
     }
-    const Answer dirty = chunked<double>(nf, 8);
-    EXPECT_TRUE(std::equal(clean.o.begin(), clean.o.begin() + 9 * nf.V, dirty.o.begin()));
-    EXPECT_TRUE(std::equal(clean.o.begin() + 14 * nf.V, clean.o.end(), dirty.o.begin() + 14 * nf.V));
-    for (Index i = 9 * nf.V; i < 14 * nf.V; ++i) EXPECT_TRUE(std::isnan(dirty.o[at(i)]));
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <optional>
+
 #include "cases/request.h"
 #include "cases/suite.h"
 #include "plan/cpu_plan.h"
@@ -307,12 +309,13 @@ TEST(OffsetTest, ForwardReachesFarRows) {
     };
     void* const in = map();
     void* const out = map();
+    void* const states = map();  // outputs must not lie between inputs, nor in each other
     test::Spec spec;
     spec.B = 2, spec.T = 2, spec.K = 8, spec.V = 16;
     const test::Problem near(spec);
     Forward p = near.view();
     const test::Result want = test::run(p);
-    if (in != nullptr && out != nullptr) {
+    if (in != nullptr && out != nullptr && states != nullptr) {
         std::int64_t used = 0;
         const auto place = [&](Tensor& t, void* memory) {
             Tensor moved = t;
@@ -326,15 +329,51 @@ TEST(OffsetTest, ForwardReachesFarRows) {
         const Owned o(Dtype::fp32, {2, 2, 1, 16}), ht(Dtype::fp32, {2, 1, 8, 16});
         p.o = o.view(), p.final_state = ht.view();
         place(p.o, out);
-        place(p.final_state, out);
+        place(p.final_state, states);
         p.o.stride = {2048, far, 16, 1};  // far tokens too
         forward(p, {2});
         EXPECT_EQ(test::difference(p.o, want.o.view()), "");
         EXPECT_EQ(test::difference(p.final_state, want.state.view()), "");
     }
-    for (void* at : {in, out})
+    for (void* at : {in, out, states})
         if (at != nullptr) munmap(at, static_cast<std::size_t>(bytes));
-    if (in == nullptr || out == nullptr) GTEST_SKIP() << "no address space for a sparse mapping";
+    if (in == nullptr || out == nullptr || states == nullptr) GTEST_SKIP() << "no address space for a sparse mapping";
+}
+
+TEST(PlanTest, ArithmeticIsBlindToLengthsBatchAndThreads) {
+    test::on_every_isa([] {
+        for (const auto& [K, V] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {80, 96}, {128, 128}, {257, 300}})
+            for (const Rule rule : {Rule::gdn, Rule::kda}) {
+                std::optional<Plan> first;
+                for (const std::int64_t B : {1, 3})
+                    for (const Sizes& lengths : {Sizes{}, Sizes{0}, Sizes{5, 0, 70}})
+                        for (const int threads : {0, 1, 2, 3, 4, 999}) {
+                            test::Spec s;
+                            s.rule = rule, s.B = lengths.empty() ? B : 1, s.T = 17 * B, s.HV = B, s.K = K, s.V = V;
+                            s.lengths = lengths;
+                            const test::Problem problem(s);
+                            Forward p = problem.view();
+                            const Owned o(Dtype::fp32, {s.B, problem.spec.T, B, V});
+                            p.o = o.view();
+                            const Plan now = plan(p, {threads});
+                            if (!first) first = now;
+                            EXPECT_TRUE(now.arithmetic == first->arithmetic) << now.text() << "\n" << first->text();
+                            EXPECT_TRUE(now.schedule.threads >= 1 && (threads == 0 || now.schedule.threads <= threads));
+                        }
+                const auto& a = first->arithmetic;
+                const auto& b = first->schedule;
+                EXPECT_TRUE(a.bucket_k >= K && a.bucket_v >= V && a.pass >= 1 && b.slice_v >= 1) << first->text();
+                const std::string text = first->text();
+                EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
+                const auto n = [](std::int64_t x) { return std::to_string(x); };
+                for (const std::string& word :
+                     {std::string("arithmetic:"), a.path, a.isa, n(a.bucket_k) + "x" + n(a.bucket_v),
+                      "pass=" + n(a.pass), "operands=" + a.operands, "accumulate=" + a.accumulate,
+                      std::string("schedule:"), "threads=" + n(b.threads), "tasks=" + n(b.tasks),
+                      "slice_v=" + n(b.slice_v), "workspace=" + n(b.workspace_bytes) + " bytes"})
+                    EXPECT_NE(text.find(word), std::string::npos) << text << "\nlacks " << word;
+            }
+    });
 }
 
 TEST(IsaTest, ForcesListsAndRefuses) {

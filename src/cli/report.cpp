@@ -85,7 +85,7 @@ void Report::tensors(const Labels& labels, const judge::CaseResult& result) {
         if (!t.reason.empty()) fmt::print(to_, "; {}", t.reason);
         if (m.nan + m.inf > 0) fmt::print(to_, "; {} NaN, {} inf", m.nan, m.inf);
         if (m.zero_share > 0) fmt::print(to_, "; {:.3g} of its elements are exact zeros", m.zero_share);
-        if (m.share_out > 0) fmt::print(to_, "; {:.3g} of its elements over their limit", m.share_out);
+        if (m.share_out > 0 && t.verdict == judge::Verdict::fail) fmt::print(to_, "; {:.3g} of its elements over their limit", m.share_out);
         fmt::print(to_, "\n");
     }
     fmt::print(to_, "  gate {} v{}, twin {}; replay: {}\n", labels.gate.name, labels.gate.version, labels.twin,

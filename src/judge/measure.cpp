@@ -136,7 +136,7 @@ void Gauge::apply_gate(const Totals& t, Measures& m) const {
         const double needed = ratio(error, limit);
         if (!(needed <= m.needed)) {
             m.needed = needed;
-            m.why = what;
+            m.why = "error over the limit: " + what;
         }
     };
     if (t.mismatched > 0) {
