@@ -360,13 +360,12 @@ inline NormalForm build(Arena& arena, const Form& f) {
     NormalForm nf;
     nf.batch = f.B, nf.tokens = f.T, nf.key_heads = f.H, nf.value_heads = f.HV, nf.K = f.K, nf.V = f.V;
     nf.sequences = f.cu.empty() ? f.B : Index(f.cu.size()) - 1;
-    nf.steps = f.steps, nf.tied = f.tied, nf.scale = 0.37;
+    nf.steps = f.steps, nf.tied = nf.qk_l2norm = f.tied, nf.scale = 0.37;
     const Index rows = f.T * f.steps;
-    const double unit = 1 / std::sqrt(double(f.K));
+    const double unit = std::pow(double(f.K), -0.5);
     nf.q = arena.normals(Dtype::fp32, {f.B, f.T, f.H, f.K}, unit);
     nf.k = arena.normals(Dtype::fp32, {f.B, rows, f.H, f.K}, unit);
     nf.v = arena.normals(Dtype::fp32, {f.B, rows, f.HV, f.V});
-    nf.qk_l2norm = f.tied;
     const auto strength = [&](bool vector, Index width) {
         const std::vector<Index> shape = {f.B, rows, f.HV, width};
         const auto value = [&](Index) { return arena.uniform(0.05, 0.95); };
@@ -392,8 +391,8 @@ inline NormalForm build(Arena& arena, const Form& f) {
         nf.gate.x = vector ? arena.make(Dtype::fp32, {f.B, f.T, f.HV, f.K}, value)
                            : arena.make(Dtype::fp32, {f.B, f.T, f.HV}, value, false);
     }
-    if (!f.cu.empty())
-        nf.cu_seqlens = arena.make(Dtype::int32, {nf.sequences + 1}, [&](Index i) { return f.cu[at(i)]; });
+    const auto row_of = [&](Index i) { return f.cu[at(i)]; };
+    if (!f.cu.empty()) nf.cu_seqlens = arena.make(Dtype::int32, {nf.sequences + 1}, row_of);
     if (f.h0) nf.initial_state = arena.normals(Dtype::fp32, {nf.sequences, f.HV, f.K, f.V});
     return nf;
 }

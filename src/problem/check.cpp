@@ -159,7 +159,8 @@ void aliasing(const Forward& p) {
                                                             {"cu_seqlens", &p.cu_seqlens}};
     for (const auto& [out_name, out] : outputs) {
         for (int d = 0; d < out->rank; ++d)
-            if (out->stride[static_cast<std::size_t>(d)] == 0 && out->shape[static_cast<std::size_t>(d)] > 1)
+            if (out->size() > 0 && out->stride[static_cast<std::size_t>(d)] == 0 &&
+                out->shape[static_cast<std::size_t>(d)] > 1)
                 fail(out_name, "stride 0 in dimension " + std::to_string(d), "an element of its own for every index");
         const Extent w = extent(*out);
         for (const auto& [in_name, in] : inputs) {
