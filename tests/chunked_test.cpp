@@ -221,6 +221,7 @@ TEST(Chunked, OperandsRoundAsTheirType) {
         const double fp32 = nrmse(chunked<float>(nf, 64), want);
         const double fp16 = nrmse(chunked<float>(nf, 64, Policy{.operand = Dtype::fp16}), want);
         const double bf16 = nrmse(chunked<float>(nf, 64, Policy{.operand = Dtype::bf16}), want);
+        EXPECT_LT(apart(recurrence<float>(nf).o, want.o), 1e-5) << text(form);
         EXPECT_LT(fp32, 5e-6) << text(form);
         EXPECT_GT(fp16, 2 * fp32) << text(form);
         EXPECT_GT(bf16, 1e-4) << text(form);

@@ -1,6 +1,7 @@
 // Element types: exact widening, correctly rounded narrowing, typed access by index.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
