@@ -248,8 +248,9 @@ const Rejected kRejected[] = {
      [](Good& c) { c.p.initial_state.data = static_cast<float*>(c.p.final_state.data) + 6; },
      "final_state",
      {"partly overlaps initial_state"}},
-    {Base::gdn, "stride 0 of o", [](Good& c) { c.p.o.stride[1] = 0; }, "o", {"stride 0 in dimension 1"}},
-    {Base::gdn, "stride 0 of ht", [](Good& c) { c.p.final_state.stride[0] = 0; }, "final_state", {"dimension 0"}},
+    {Base::gdn, "stride 0 of o", [](Good& c) { c.p.o.stride[1] = 0; }, "o", {"two indices"}},
+    {Base::gdn, "stride 0 of ht", [](Good& c) { c.p.final_state.stride[0] = 0; }, "final_state", {"two indices"}},
+    {Base::gdn, "rows of o that overlap", [](Good& c) { c.p.o.stride[1] = 1; }, "o", {"two indices"}},
     {Base::gdn,
      "negative strides reach v",
      [](Good& c) {

@@ -1,4 +1,11 @@
-// Forward, one token at a time over a slice of state columns that stays in cache; compiled once for every target.
+// Forward: the blocked recurrence; compiled once for every target.
+//
+// A pass is kRank rank-1 updates. One sweep over a slice of state columns applies a pass's updates and reads the state
+// for the next pass (3 FMAs an element and update, one load and one store a pass); what rows of one pass owe each other
+// comes from small triangles of their products. Cost a token and head: 6 K V FLOP and about 5 kRank K.
+#include <algorithm>
+#include <utility>
+
 #include "cpu/kernels.h"
 #include "problem/load.h"
 #include "tidegate/error.h"
@@ -8,101 +15,242 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
+#include "cpu/front-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace tidegate::cpu::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-using F = hn::CappedTag<float, 16>;  // 16 columns are the padding that the plan names
 
-/// Views into the task's workspace; what is loaded as vectors comes first, where it is aligned whatever K is.
-struct Buffers {
-    float *S, *v, *o, *q, *k, *ek, *a, *b, *decay;
-    Buffers(float* w, std::size_t K, std::size_t W)
-        : S(w), v(S + K * W), o(v + W), q(o + W), k(q + K), ek(k + K), a(ek + K), b(a + K), decay(b + K) {}
+using Sweep = void (*)(std::size_t K, const Coefficients& pending, const Coefficients& next, StateView from,
+                       StateView to, const float* delta, float* read, float* out, std::size_t width);
+
+/// The sweep for `writes` pending updates and `reads` rows that read: all reads after a full pass or after none, and
+/// the last updates alone.
+template <std::size_t kVectors, std::size_t kReads>
+Sweep sweep_for(std::size_t writes, std::size_t reads) {
+    if constexpr (kReads > 0) {
+        if (reads == kReads) return writes == 0 ? &sweep<0, kReads, kVectors> : &sweep<kRank, kReads, kVectors>;
+        return sweep_for<kVectors, kReads - 1>(writes, reads);
+    } else {
+        constexpr Sweep last[] = {nullptr, &sweep<1, 0, kVectors>, &sweep<2, 0, kVectors>, &sweep<3, 0, kVectors>,
+                                  &sweep<4, 0, kVectors>};
+        return last[writes];
+    }
+}
+
+/// The kernel of one task: rows in blocks, blocks in passes, all slices of the task's columns through each block.
+template <bool kTied>
+class Kernel {
+public:
+    Kernel(const NormalForm& nf, const Task& task)
+        : nf_(nf),
+          n_(task.sequence),
+          h_(task.head),
+          first_(task.first_column),
+          K_(static_cast<std::size_t>(nf.K)),
+          Kp_(static_cast<std::size_t>(cpu_bucket(nf.K))),
+          V_(static_cast<std::size_t>(task.columns)),
+          columns_(static_cast<std::size_t>(std::min(task.columns, nf.V - task.first_column))),
+          span_(nf.sequence(task.sequence)) {
+        float* w = task.workspace;
+        const auto take = [&w](std::size_t floats) { return std::exchange(w, w + floats); };
+        S_ = take(K_ * V_);
+        for (Coefficients& c : coefficients_) c = {take(Kp_), take(kRank * Kp_), take(kRank * Kp_), take(kRank * Kp_)};
+        rows_ = {take(kRank * Kp_), take(kRank * Kp_), take(kRank * Kp_), take(kRank * Kp_), take(kRank * Kp_), Kp_};
+        bias_ = take(Kp_);
+        v_ = take(kBlock * V_);
+        o_ = take(kBlock * V_);
+        scratch_ = take(V_);
+        delta_ = take(kRank * V_);
+        read_ = take(kRank * V_);
+        out_ = take(kRank * V_);
+        zero_ = take(V_);
+        std::fill_n(zero_, V_, 0.0F);
+    }
+
+    void run() {
+        const std::int64_t begin = span_.begin * nf_.steps, end = span_.end * nf_.steps;
+        choose_width(end - begin);
+        load_state();
+        const Loader loader(nf_, span_.batch, h_, Kp_, bias_);
+        constexpr auto kStep = static_cast<std::int64_t>(kBlock);
+        for (std::int64_t row = begin; row < end; row += kStep)
+            block(loader, row, static_cast<std::size_t>(std::min(kStep, end - row)));
+        store_state();
+    }
+
+private:
+    static constexpr std::size_t kRows = pass_rows(kTied);
+    static constexpr std::size_t kBlock = kRows * kPassesPerBlock;
+
+    /// Slices of one vector keep coefficients, sums and a pass's updates in registers. A single row has room for more,
+    /// and then reads and writes longer runs of the caller's state. Columns never meet: the bits are the same.
+    void choose_width(std::int64_t rows) {
+        const std::size_t lanes = hn::Lanes(F()), wide = kWide * lanes;
+        wide_ = rows == 1 && V_ % wide == 0 && columns_ == V_;
+        W_ = wide_ ? wide : lanes;
+    }
+    Sweep choose_sweep(std::size_t writes, std::size_t reads) const {
+        return wide_ ? sweep_for<kWide, 1>(writes, reads) : sweep_for<1, kRows>(writes, reads);
+    }
+
+    // ---- state: the caller's memory where its rows are plain fp32, the workspace otherwise --------------------------
+    static bool plain(const Tensor& t) { return t.dtype == Dtype::fp32 && t.stride[3] == 1; }
+    bool whole(std::size_t column) const { return column + W_ <= columns_; }
+    float* slice(std::size_t column) const { return S_ + column * K_; }
+    StateView workspace(std::size_t column) const { return {slice(column), static_cast<std::ptrdiff_t>(W_)}; }
+    StateView callers(const Tensor& t, std::size_t column) const {
+        const std::int64_t at = offset_of(t, n_, h_, 0, first_ + static_cast<std::int64_t>(column));
+        return {static_cast<float*>(t.data) + at, static_cast<std::ptrdiff_t>(t.stride[2])};
+    }
+    StateView source(std::size_t column) const {
+        const Tensor& t = nf_.initial_state;
+        if (updated_) return workspace(column);
+        if (!t.present()) return {zero_, 0};
+        return plain(t) && whole(column) ? callers(t, column) : workspace(column);
+    }
+
+    void load_state() {
+        const Tensor& t = nf_.initial_state;
+        if (!t.present()) return;
+        for (std::size_t c = 0; c < V_; c += W_) {
+            if (plain(t) && whole(c)) continue;
+            for (std::size_t i = 0; i < K_; ++i)
+                for (std::size_t j = 0; j < W_; ++j)
+                    slice(c)[i * W_ + j] =
+                        c + j < columns_ ? load_as<float>(t, offset_of(t, n_, h_, i, column(c + j))) : 0.0F;
+        }
+    }
+
+    void store_state() {
+        const Tensor& t = nf_.final_state;
+        if (!t.present()) return;
+        for (std::size_t c = 0; c < V_; c += W_) {
+            const bool direct = plain(t) && whole(c);
+            StateView from = source(c);
+            if (writes_ > 0) {
+                const StateView to = direct ? callers(t, c) : workspace(c);
+                choose_sweep(writes_, 0)(K_, coefficients_[0], coefficients_[0], from, to, delta_ + c * kRank, nullptr,
+                                         nullptr, W_);
+                from = to;
+            }
+            if (direct && writes_ > 0) continue;
+            for (std::size_t i = 0; i < K_; ++i)
+                for (std::size_t j = 0; j < W_ && c + j < columns_; ++j)
+                    store_element(
+                        t.data, t.dtype, offset_of(t, n_, h_, i, column(c + j)),
+                        static_cast<double>(
+                            from.rows[static_cast<std::ptrdiff_t>(i) * from.stride + static_cast<std::ptrdiff_t>(j)]));
+        }
+    }
+    std::int64_t column(std::size_t c) const { return first_ + static_cast<std::int64_t>(c); }
+
+    // ---- rows
+    // --------------------------------------------------------------------------------------------------------
+    void block(const Loader& loader, std::int64_t row, std::size_t rows) {
+        const auto at = [row](std::size_t r) { return row + static_cast<std::int64_t>(r); };
+        for (std::size_t r = 0; r < rows; ++r) loader.value(at(r), first_, columns_, V_, v_ + r * V_, scratch_);
+        const std::size_t passes = (rows + kRows - 1) / kRows;
+        const auto reads = [&](std::size_t p) { return std::min(kRows, rows - p * kRows); };
+        for (std::size_t p = 0; p < passes; ++p) {
+            loader.rows(at(p * kRows), reads(p), rows_);
+            front(reads(p), coefficients_[p + 1], triangles_[p]);
+        }
+        for (std::size_t c = 0; c < V_; c += W_) {
+            StateView from = source(c);
+            for (std::size_t p = 0; p < passes; ++p) {
+                const std::size_t writes = p > 0 ? kRank : writes_;
+                float* delta = delta_ + c * kRank;
+                choose_sweep(writes, reads(p))(K_, coefficients_[p], coefficients_[p + 1], from, workspace(c), delta,
+                                               read_, out_, W_);
+                if (writes > 0) from = workspace(c);
+                connect(triangles_[p], reads(p), v_ + p * kRows * V_ + c, o_ + p * kRows * V_ + c, delta);
+            }
+        }
+        updated_ = updated_ || writes_ > 0 || passes > 1;
+        writes_ = kTied ? reads(passes - 1) : kRank;
+        std::copy_n(coefficients_[passes].write, kRank * Kp_, coefficients_[0].write);
+        std::copy_n(coefficients_[passes].decay, Kp_, coefficients_[0].decay);
+        for (std::size_t r = 0; r < rows; ++r)
+            if (at(r + 1) % nf_.steps == 0)
+                narrow(nf_.o.dtype, o_ + r * V_, columns_, nf_.o.data,
+                       offset_of(nf_.o, span_.batch, at(r) / nf_.steps, h_, first_));
+    }
+
+    void front(std::size_t m, const Coefficients& c, Triangles& tri) {
+        const auto go = [&](auto f) { f(rows_, Kp_, c, tri); };
+        if constexpr (kTied) {
+            if (m == 4)
+                go(front_tied<4>);
+            else if (m == 3)
+                go(front_tied<3>);
+            else if (m == 2)
+                go(front_tied<2>);
+            else
+                go(front_tied<1>);
+        } else {
+            if (m == 2)
+                go(front_free<2>);
+            else
+                go(front_free<1>);
+        }
+    }
+
+    /// From what the state answered to what each row writes, and its output: rows of one pass, in order.
+    void connect(const Triangles& tri, std::size_t m, const float* v, float* o, float* delta) const {
+        const F f;
+        for (std::size_t i = 0; i < W_; i += hn::Lanes(f)) {
+            Vec written[kRank];
+            for (std::size_t t = 0; t < m; ++t) {
+                const std::size_t at = t * W_ + i;
+                const Vec value = hn::Load(f, v + t * V_ + i);
+                Vec x = hn::Load(f, read_ + at), y = hn::Load(f, out_ + at);
+                if constexpr (kTied) {
+                    x = hn::Sub(value, x);
+                    for (std::size_t j = 0; j < t; ++j)
+                        x = hn::NegMulAdd(hn::Set(f, tri.erase_on_k[t][j]), written[j], x);
+                    written[t] = x;
+                    for (std::size_t j = 0; j <= t; ++j) y = hn::MulAdd(hn::Set(f, tri.read_on_k[t][j]), written[j], y);
+                } else {
+                    for (std::size_t j = 0; j < t; ++j) {
+                        x = hn::MulAdd(hn::Set(f, tri.erase_on_k[t][j]), written[j], x);
+                        x = hn::MulAdd(hn::Set(f, tri.erase_on_b[t][j]), written[j + 2], x);
+                    }
+                    written[t] = value;
+                    written[t + 2] = x;
+                    for (std::size_t j = 0; j <= t; ++j) {
+                        y = hn::MulAdd(hn::Set(f, tri.read_on_k[t][j]), written[j], y);
+                        y = hn::MulAdd(hn::Set(f, tri.read_on_b[t][j]), written[j + 2], y);
+                    }
+                    hn::Store(x, f, delta + at + 2 * W_);
+                }
+                hn::Store(written[t], f, delta + at);
+                hn::Store(y, f, o + t * V_ + i);
+            }
+            if constexpr (!kTied) {  // a pass always has kRank writes: those of a missing row are zero
+                for (std::size_t t = m; t < kRows; ++t)
+                    for (const std::size_t u : {t, t + 2}) hn::Store(hn::Zero(f), f, delta + u * W_ + i);
+            }
+        }
+    }
+
+    static constexpr std::size_t kWide = hn::MaxLanes(F()) >= 16 ? 8 : 4;
+
+    const NormalForm& nf_;
+    const std::int64_t n_, h_, first_;
+    const std::size_t K_, Kp_, V_, columns_;  ///< V_: the task's columns, padded; columns_: those that exist
+    const Span span_;
+    std::size_t W_ = 0;                    ///< columns a slice
+    bool wide_ = false, updated_ = false;  ///< updated_: the workspace holds the state
+    std::size_t writes_ = 0;               ///< updates that the last pass has left pending, coefficients in [0]
+    float* S_;                             ///< slices of [K, W]
+    Coefficients coefficients_[kPassesPerBlock + 1];
+    Triangles triangles_[kPassesPerBlock];
+    Rows rows_;
+    float *bias_, *v_, *o_, *scratch_, *delta_, *read_, *out_, *zero_;
 };
 
-/// One step: S <- D S + ..., o = S^T q. The columns of a slice do not meet: any slicing gives the same bits.
-template <bool kTied>
-void step(const Buffers& x, std::size_t K, std::size_t W) {
-    const F f;
-    const std::size_t lanes = hn::Lanes(f);
-    for (std::size_t j = 0; j < W; j += lanes) {
-        const auto v = hn::Load(f, x.v + j);
-        auto read = hn::Zero(f), out = hn::Zero(f);
-        if constexpr (kTied) {
-            for (std::size_t i = 0; i < K; ++i) {
-                const auto s = hn::Mul(hn::Set(f, x.decay[i]), hn::Load(f, x.S + i * W + j));
-                hn::Store(s, f, x.S + i * W + j);
-                read = hn::MulAdd(hn::Set(f, x.ek[i]), s, read);
-            }
-            const auto error = hn::Sub(v, read);
-            for (std::size_t i = 0; i < K; ++i) {
-                const auto s = hn::MulAdd(hn::Set(f, x.k[i]), error, hn::Load(f, x.S + i * W + j));
-                hn::Store(s, f, x.S + i * W + j);
-                out = hn::MulAdd(hn::Set(f, x.q[i]), s, out);
-            }
-        } else {
-            for (std::size_t i = 0; i < K; ++i)
-                read = hn::MulAdd(hn::Set(f, x.a[i]), hn::Load(f, x.S + i * W + j), read);
-            for (std::size_t i = 0; i < K; ++i) {
-                const auto old = hn::Mul(hn::Set(f, x.decay[i]), hn::Load(f, x.S + i * W + j));
-                const auto s = hn::MulAdd(hn::Set(f, x.k[i]), v, hn::MulAdd(hn::Set(f, x.b[i]), read, old));
-                hn::Store(s, f, x.S + i * W + j);
-                out = hn::MulAdd(hn::Set(f, x.q[i]), s, out);
-            }
-        }
-        hn::Store(out, f, x.o + j);
-    }
-}
-
-template <bool kTied>
-void forward(const NormalForm& nf, const Task& task) {
-    const auto K = static_cast<std::size_t>(nf.K), W = static_cast<std::size_t>(task.slice);
-    const std::int64_t n = task.sequence, h = task.head;
-    const auto columns = static_cast<std::size_t>(std::min(task.slice, nf.V - task.first_column));
-    const Buffers x(task.workspace, K, W);
-    for (std::size_t i = 0; i < K; ++i)
-        for (std::size_t j = 0; j < W; ++j)
-            x.S[i * W + j] =
-                nf.initial_state.present() && j < columns
-                    ? load_as<float>(nf.initial_state, offset_of(nf.initial_state, n, h, i, task.first_column) +
-                                                           static_cast<std::int64_t>(j) * nf.initial_state.stride[3])
-                    : 0.0F;
-
-    const float scale = static_cast<float>(nf.scale);
-    Step<float> s(nf);
-    const Span span = nf.sequence(n);
-    for (std::int64_t t = span.begin; t < span.end; ++t) {
-        for (std::int64_t inner = 0; inner < nf.steps; ++inner) {
-            s.load(nf, span.batch, t, h, inner);
-            for (std::size_t i = 0; i < K; ++i) {
-                x.q[i] = s.q[i];
-                x.k[i] = s.k[i];
-                x.decay[i] = nf.gate.decay == Decay::none ? 1.0F : std::exp(s.g[i]);
-                if constexpr (kTied)
-                    x.ek[i] = s.ek[i];
-                else
-                    x.a[i] = s.a[i], x.b[i] = s.b[i];
-            }
-            for (std::size_t j = 0; j < W; ++j)
-                x.v[j] = j < columns ? s.v[static_cast<std::size_t>(task.first_column) + j] : 0.0F;
-            step<kTied>(x, K, W);
-        }
-        const std::int64_t at = offset_of(nf.o, span.batch, t, h, task.first_column);
-        for (std::size_t j = 0; j < columns; ++j)
-            store_element(nf.o.data, nf.o.dtype, at + static_cast<std::int64_t>(j),
-                          static_cast<double>(scale * x.o[j]));
-    }
-    if (!nf.final_state.present()) return;
-    for (std::size_t i = 0; i < K; ++i)
-        for (std::size_t j = 0; j < columns; ++j)
-            store_element(nf.final_state.data, nf.final_state.dtype,
-                          offset_of(nf.final_state, n, h, i, task.first_column) +
-                              static_cast<std::int64_t>(j) * nf.final_state.stride[3],
-                          static_cast<double>(x.S[i * W + j]));
-}
-
-void forward_tied(const NormalForm& nf, const Task& task) { forward<true>(nf, task); }
-void forward_free(const NormalForm& nf, const Task& task) { forward<false>(nf, task); }
+void forward_tied(const NormalForm& nf, const Task& task) { Kernel<true>(nf, task).run(); }
+void forward_free(const NormalForm& nf, const Task& task) { Kernel<false>(nf, task).run(); }
 const char* isa() { return hwy::TargetName(HWY_TARGET); }
 
 }  // namespace tidegate::cpu::HWY_NAMESPACE

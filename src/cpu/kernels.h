@@ -8,10 +8,11 @@
 
 namespace tidegate::cpu {
 
-/// One task: state columns [first, first + slice) of one sequence and value head, all its tokens.
+/// One task: state columns [first, first + columns) of one sequence and value head, all its tokens.
 struct Task {
-    std::int64_t sequence, head, first_column, slice;
-    float* workspace;  ///< workspace_floats(K, slice) values, 64-byte aligned
+    std::int64_t sequence, head, first_column;
+    std::int64_t columns;  ///< a multiple of the bucket; those past V are computed and not stored
+    float* workspace;      ///< workspace_floats(K, columns) values, 64-byte aligned
 };
 
 using Kernel = void (*)(const NormalForm&, const Task&);

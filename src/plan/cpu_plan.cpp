@@ -1,26 +1,31 @@
 #include "plan/cpu_plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace tidegate {
 
 Plan plan_cpu(const NormalForm& nf, const CpuMachine& machine, const Options& options) {
-    constexpr std::int64_t kColumns = 16;  // the widest vector: tails are masked the same way on every instruction set
     Plan plan;
     auto& a = plan.arithmetic;
-    a.path = nf.tied ? "cpu/recurrent/tied" : "cpu/recurrent/free";
+    a.path = nf.tied ? "cpu/blocked/tied" : "cpu/blocked/free";
     a.isa = machine.isa;
-    a.bucket_k = nf.K;
-    a.bucket_v = (nf.V + kColumns - 1) / kColumns * kColumns;
-    a.pass = 1;
+    a.bucket_k = cpu_bucket(nf.K);
+    a.bucket_v = cpu_bucket(nf.V);
+    a.pass = std::lcm(pass_rows(nf.tied), nf.steps) / nf.steps;
     a.operands = "fp32";
     a.accumulate = "fp32";
 
+    // A task is one sequence and head. Columns are split over tasks only where heads alone would leave threads idle:
+    // every part repeats the work on q, k and gates.
     auto& s = plan.schedule;
-    s.slice_v = slice_columns(a.bucket_v);
-    s.tasks = nf.sequences * nf.value_heads * ((nf.V + s.slice_v - 1) / s.slice_v);
-    const std::int64_t wanted = options.threads > 0 ? options.threads : machine.cores;
-    s.threads = static_cast<int>(std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(s.tasks, 1)));
+    const std::int64_t heads = nf.sequences * nf.value_heads;
+    const std::int64_t threads = std::max<std::int64_t>(1, options.threads > 0 ? options.threads : machine.cores);
+    const bool even = heads % threads == 0 || heads >= 8 * threads;
+    const std::int64_t parts = std::min(even ? 1 : threads, a.bucket_v / kCpuBucket);
+    s.slice_v = cpu_bucket((a.bucket_v + parts - 1) / parts);
+    s.tasks = heads * ((a.bucket_v + s.slice_v - 1) / s.slice_v);
+    s.threads = static_cast<int>(std::clamp<std::int64_t>(threads, 1, std::max<std::int64_t>(s.tasks, 1)));
     s.workspace_bytes = s.threads * workspace_floats(nf.K, s.slice_v) * static_cast<std::int64_t>(sizeof(float));
     return plan;
 }

@@ -14,14 +14,28 @@ struct CpuMachine {
     int cores = 1;
 };
 
-/// State columns a task holds: 32 fp32 columns of K = 256 rows are 32 KiB, which an L1 data cache still holds.
-constexpr std::int64_t slice_columns(std::int64_t bucket_v) { return bucket_v < 32 ? bucket_v : 32; }
+/// K and V are padded to the widest vector: tails are computed alike on every instruction set.
+inline constexpr std::int64_t kCpuBucket = 16;
+constexpr std::int64_t cpu_bucket(std::int64_t n) { return (n + kCpuBucket - 1) / kCpuBucket * kCpuBucket; }
+
+/// Rank-1 updates a pass. A pass loads and stores the state once and does 3 FMAs an element for each: with four, loads
+/// and stores hide behind them, and coefficients and sums still fit 16 vector registers.
+inline constexpr std::int64_t kPassRank = 4;
+/// Rows (Householder steps) a pass: a tied row is one rank-1 update, a free one two.
+constexpr std::int64_t pass_rows(bool tied) { return tied ? kPassRank : kPassRank / 2; }
+/// Passes prepared at a time: their coefficients stay in L2 while every slice of the state runs through them.
+inline constexpr std::int64_t kPassesPerBlock = 8;
+
+/// fp32 values a thread needs for `columns` state columns (a multiple of the bucket).
+constexpr std::int64_t workspace_floats(std::int64_t K, std::int64_t columns) {
+    const std::int64_t Kp = cpu_bucket(K);
+    const std::int64_t coefficients = (kPassesPerBlock + 1) * (1 + 3 * kPassRank) * Kp;
+    const std::int64_t rows = (5 * kPassRank + 1) * Kp;                           // q, k, d, e, b; dt_bias
+    const std::int64_t values = (2 * kPassesPerBlock * kPassRank + 1) * columns;  // v and o of a block; scratch
+    const std::int64_t pending = 3 * kPassRank * columns;                         // deltas, reads, outputs; a zero row
+    return K * columns + coefficients + rows + values + pending + columns;
+}
 
 Plan plan_cpu(const NormalForm& nf, const CpuMachine& machine, const Options& options);
-
-/// fp32 values a thread needs: the state slice, two rows of it and six of K, in whole cache lines.
-constexpr std::int64_t workspace_floats(std::int64_t K, std::int64_t slice) {
-    return (K * slice + 2 * slice + 6 * K + 15) / 16 * 16;
-}
 
 }  // namespace tidegate

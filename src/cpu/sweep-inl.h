@@ -1,0 +1,103 @@
+// The one loop that touches the state: a pass's pending updates and the next pass's reads, in one go over its rows.
+#include "plan/cpu_plan.h"
+
+#if defined(TIDEGATE_CPU_SWEEP_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef TIDEGATE_CPU_SWEEP_INL_H
+#undef TIDEGATE_CPU_SWEEP_INL_H
+#else
+#define TIDEGATE_CPU_SWEEP_INL_H
+#endif
+
+#include <hwy/highway.h>
+
+#include "cpu/convert-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tidegate::cpu::HWY_NAMESPACE {
+
+// Loops over register arrays must be gone before the compiler decides what lives in registers.
+#define TIDEGATE_UNROLL _Pragma("GCC unroll 16")
+
+inline constexpr std::size_t kRank = kPassRank;  ///< rank-1 updates a pass
+
+/// Coefficients of a pass by row of the state, kRank a row: what its updates are written along, and what it reads with.
+struct Coefficients {
+    float* decay;  ///< [K]
+    float* write;  ///< [K, kRank]
+    float* erase;  ///< [K, kRank]
+    float* query;  ///< [K, kRank]
+};
+
+struct StateView {
+    float* rows;
+    std::ptrdiff_t stride;  ///< floats between rows; 0 repeats one row (a zero state)
+};
+
+/// For every row i of `columns` = kVectors * lanes state columns:
+///   S_i = decay_i S_i + sum_{u < kWrites} write_i[u] delta_u      (read at `from`, stored at `to`; not without writes)
+///   read_m += erase_i[m] S_i, out_m += query_i[m] S_i             (m < kReads)
+/// NOTES: every column's sums run over rows in order and over u in order, whatever kVectors and kReads are, so that
+/// slices, tails and instruction sets with FMA give the same bits. 3 * kRank FMAs stand against one load and one store.
+template <std::size_t kWrites, std::size_t kReads, std::size_t kVectors>
+HWY_NOINLINE void sweep(std::size_t K, const Coefficients& pending, const Coefficients& next, StateView from,
+                        StateView to, const float* delta, float* read, float* out, std::size_t width) {
+    const F f;
+    const std::size_t lanes = hn::Lanes(f);
+    constexpr std::size_t kW = kWrites > 0 ? kWrites : 1, kR = kReads > 0 ? kReads : 1;
+    Vec d[kW][kVectors], r[kR][kVectors], o[kR][kVectors];
+    TIDEGATE_UNROLL
+    for (std::size_t u = 0; u < kWrites; ++u) TIDEGATE_UNROLL
+    for (std::size_t v = 0; v < kVectors; ++v) d[u][v] = hn::Load(f, delta + u * width + v * lanes);
+    TIDEGATE_UNROLL
+    for (std::size_t m = 0; m < kReads; ++m) TIDEGATE_UNROLL
+    for (std::size_t v = 0; v < kVectors; ++v) r[m][v] = o[m][v] = hn::Zero(f);
+    const float* HWY_RESTRICT write = pending.write;
+    const float* HWY_RESTRICT erase = next.erase;
+    const float* HWY_RESTRICT query = next.query;
+    const float* source = from.rows;
+    float* target = to.rows;
+    for (std::size_t i = 0; i < K; ++i) {
+        Vec s[kVectors];
+        TIDEGATE_UNROLL
+        for (std::size_t v = 0; v < kVectors; ++v) s[v] = hn::LoadU(f, source + v * lanes);
+        if constexpr (kWrites > 0) {
+            const Vec a = hn::Set(f, pending.decay[i]);
+            TIDEGATE_UNROLL
+            for (std::size_t v = 0; v < kVectors; ++v) s[v] = hn::Mul(a, s[v]);
+            TIDEGATE_UNROLL
+            for (std::size_t u = 0; u < kWrites; ++u) {
+                const Vec b = hn::Set(f, write[u]);
+                TIDEGATE_UNROLL
+                for (std::size_t v = 0; v < kVectors; ++v) s[v] = hn::MulAdd(b, d[u][v], s[v]);
+            }
+            TIDEGATE_UNROLL
+            for (std::size_t v = 0; v < kVectors; ++v) hn::StoreU(s[v], f, target + v * lanes);
+        }
+        TIDEGATE_UNROLL
+        for (std::size_t m = 0; m < kReads; ++m) {
+            const Vec e = hn::Set(f, erase[m]), q = hn::Set(f, query[m]);
+            TIDEGATE_UNROLL
+            for (std::size_t v = 0; v < kVectors; ++v) {
+                r[m][v] = hn::MulAdd(e, s[v], r[m][v]);
+                o[m][v] = hn::MulAdd(q, s[v], o[m][v]);
+            }
+        }
+        source += from.stride;
+        target += to.stride;
+        write += kRank;
+        erase += kRank;
+        query += kRank;
+    }
+    TIDEGATE_UNROLL
+    for (std::size_t m = 0; m < kReads; ++m) TIDEGATE_UNROLL
+    for (std::size_t v = 0; v < kVectors; ++v) {
+        const std::size_t at = m * width + v * lanes;
+        hn::Store(r[m][v], f, read + at);
+        hn::Store(o[m][v], f, out + at);
+    }
+}
+
+}  // namespace tidegate::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
