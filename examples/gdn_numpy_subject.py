@@ -12,7 +12,7 @@ def kernel(q, k, v, g, beta, scale, initial_state, cu_seqlens, head_map="grouped
     (B, T, H, K), (HV, V) = q.shape, v.shape[2:]
     head = np.arange(HV) % H if head_map == "tiled" else np.arange(HV) // (HV // H)
     q, k, v, beta, g = (x.astype(np.float32) for x in (q[:, :, head], k[:, :, head], v, beta, g))
-    decay = np.exp(g).reshape(B, T, HV, -1, 1)  # of a row of the state; gdn: one for all rows
+    decay = np.exp(g).reshape(B, T, HV, g.shape[3] if g.ndim == 4 else 1, 1)  # of a row of the state; gdn: one for all rows
     spans = [(n, 0, T) for n in range(B)]  # row of the batch, first token, end
     if cu_seqlens is not None:
         spans = [(0, start, stop) for start, stop in zip(cu_seqlens, cu_seqlens[1:])]

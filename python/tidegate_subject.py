@@ -1,7 +1,7 @@
-"""Makes a Python kernel a Tidegate subject (docs: protocol.md). One file, Python >= 3.8 and NumPy only; copy it freely.
+"""Makes a Python kernel a Tidegate subject (docs/protocol.md). One file, Python >= 3.8 and NumPy only; copy it freely.
 
     from tidegate_subject import serve, Skip
-    def kernel(q, k, v, g, beta, scale, initial_state, cu_seqlens, **options):
+    def kernel(q, k, v, g, beta, scale, initial_state, cu_seqlens, head_map="grouped", **options):
         ...                                 # raise Skip("why") for what the kernel does not do
         return o, final_state               # or write into options["out"]["o"], options["out"]["final_state"]
     serve(kernel)
@@ -9,7 +9,7 @@
     tidegate check --suite quick --subject "exec:python my_kernel.py" [--persistent]
 
 q, k [B,T,H,K]; v, o [B,T,HV,V]; g [B,T,HV] (kda: [B,T,HV,K]), natural log of the decay; beta [B,T,HV]; states
-[N,HV,K,V]; cu_seqlens [N+1], or None where B > 1 (then N = B). g and beta are given for raw logits too; initial_state
+[N,HV,K,V]; cu_seqlens [N+1], or None where B > 1 (then N = B). g and beta are given for raw logits too, g is clamped to gate_min; initial_state
 is None where there is none. bf16 comes as float32; results of any float type are rounded to the type asked for.
 options:
     out         name -> array to write in place; elements left unwritten are counted and fail
@@ -100,6 +100,11 @@ def sigmoid(x):
     return np.where(x >= 0, 1 / (1 + small), small / (1 + small))
 
 
+def at_least(meta, g):
+    """g clamped to gate_min; NaN stays NaN."""
+    return np.where(g < float(meta["gate_min"]), float(meta["gate_min"]), g).astype(g.dtype) if "gate_min" in meta else g
+
+
 def gates_from_logits(meta, tensors, state_heads, k_dim):
     """g and beta in float32 from a, b, A_log, dt_bias, computed in float64."""
     a, b = tensors["a"].astype(np.float64), tensors["b"].astype(np.float64)
@@ -115,8 +120,7 @@ def gates_from_logits(meta, tensors, state_heads, k_dim):
             softplus = np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
             # In float32 exp(A_log) may be inf and softplus 0; here neither is, but a still larger A_log gets there.
             g = np.where(softplus == 0, 0.0, -rate * softplus)
-        if "gate_min" in meta:
-            g = np.where(g < float(meta["gate_min"]), float(meta["gate_min"]), g)  # keeps NaN
+        g = at_least(meta, g)
         beta = sigmoid(b) * (2 if meta.get("allow_neg_eigval") == "1" else 1)
         return g.astype(np.float32), beta.astype(np.float32)
 
@@ -159,6 +163,7 @@ def answer(kernel, request_path, answer_path, l2norm=True, twin=None):
     else:
         beta = tensors["beta"]
         g = tensors["g"] if "g" in tensors else np.zeros(beta.shape + (size["K"],) * (rule == "kda"), np.float32)
+        g = at_least(meta, g)
     normalise = meta.get("qk_l2norm") == "1"
     if normalise and l2norm:
         q, k, normalise = l2_normalised(q), l2_normalised(k), False

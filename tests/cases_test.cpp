@@ -43,6 +43,13 @@ TEST(Cases, ABadIdSaysWhichPartIsWrong) {
         {"gdn/forward/bf16/1,70,2,4,80,96/lengths=30,30/7", "60"},
         {"gdn/forward/bf16/2,60,2,4,80,96/lengths=30,30/7", "B = 1"},
         {"gdn/forward/bf16/1,-1,2,4,80,96/7", "T = -1"},
+        {"gdn/forward/bf16/1,1000000000,64,64,256,256/7", "2^31"},
+        {"gdn/forward/fp32/1,5,1,1,1,1/lengths=9223372036854775807,9223372036854775807,7/1", "lengths"},
+        {"gdn/forward/fp32/2,5,1,1,1,1/nan=2/1", "below 2"},
+        {"gdn/forward/fp32/2,5,1,1,1,1/same=5/1", "1: every sequence"},
+        {"gdn/forward/fp32/2,5,1,1,1,1/strides=x/1", "padded"},
+        {"gdn/forward/fp32/2,5,1,1,1,1/h0=/1", "normal times X"},
+        {"gdn/forward/fp32/2,5,1,1,1,1/h0=nan/1", "normal times X"},
     };
     for (const auto& [id, words] : bad)
         EXPECT_NE(message_of(id).find(words), std::string::npos) << id << ": " << message_of(id);
@@ -146,7 +153,7 @@ TEST(Requests, EveryDefectIsNamedBeforeAnythingRuns) {
         {"unknown rule", [](io::Bundle& b) { b.metadata["rule"] = "mamba"; }, "rule", "mamba"},
         {"protocol 2", [](io::Bundle& b) { b.metadata["protocol"] = "2"; }, "protocol", "expected 1"},
         {"pass", [](io::Bundle& b) { b.metadata["pass"] = "backwards"; }, "pass", "forward"},
-        {"scale", [](io::Bundle& b) { b.metadata["scale"] = "big"; }, "scale", "a number"},
+        {"scale", [](io::Bundle& b) { b.metadata["scale"] = "big"; }, "scale", "a finite number"},
         {"head map", [](io::Bundle& b) { b.metadata["head_map"] = "odd"; }, "head_map", "grouped or tiled"},
         {"no q", [](io::Bundle& b) { b.find("q")->name = "dht"; }, "q", "nothing"},
         {"no beta", [](io::Bundle& b) { b.find("beta")->name = "dht"; }, "beta", "nothing"},

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -70,6 +71,9 @@ TEST_F(Cli, VersionAndHelp) {
 TEST_F(Cli, UsageErrorsAreTwoAndSayWhatWasExpected) {
     const std::pair<std::string, const char*> bad[] = {
         {"", "subcommand"},
+        {"bogus", "check, run or plan"},
+        {"check " + kCase + " --subject exec:true --grace nan", "grace"},
+        {"run " + kCase + " /tmp/x --subject exec:true --timeout -1", "timeout"},
         {"check", "FILE"},
         {"check --suite some", "quick"},
         {"check " + kCase + " --subject gpu", "cpu, reference"},
@@ -83,7 +87,7 @@ TEST_F(Cli, UsageErrorsAreTwoAndSayWhatWasExpected) {
         {"check --suite quick --rule mamba", "gdn, kda"},
         {"check --suite quick --subject file:x", "FILE only"},
         {"--isa AVX9 check " + kCase, "isa"},
-        {"plan --rule gdn --dk 0 --dv 8", "K = 0"},
+        {"plan --rule gdn --dk 0 --dv 8", "dk: given 0"},
         {"run " + kCase, "OUT"},
     };
     for (const auto& [arguments, words] : bad) {
@@ -228,6 +232,48 @@ TEST_F(Cli, EveryInstructionSetCanBeForced) {
     EXPECT_EQ(plan.code, 0) << plan.out;
     EXPECT_TRUE(plan.has("isa=SSSE3")) << plan.out;
     EXPECT_EQ(tool("--isa SSSE3 check " + kCase).code, 0);
+}
+
+TEST_F(Cli, WhatCannotBeWrittenIsAnError) {
+    EXPECT_EQ(tool("check " + kCase + " --json /dev/full").code, 2);
+    EXPECT_TRUE(tool("check " + kCase + " --json /dev/full").has("cannot be written"));
+    const std::string quoted_tool = "'" TIDEGATE_TOOL "' ";
+    EXPECT_EQ(WEXITSTATUS(std::system((quoted_tool + "check " + kCase + " >/dev/full 2>&1").c_str())), 2);
+    EXPECT_EQ(WEXITSTATUS(std::system((quoted_tool + "check --suite quick --list >/dev/full 2>&1").c_str())), 2);
+    // With stdout closed, the records' file must not become stdout.
+    EXPECT_EQ(
+        WEXITSTATUS(std::system((quoted_tool + "check " + kCase + " --json " + quoted(file("r")) + " >&-").c_str())),
+        0);
+    std::ifstream in(file("r"));
+    for (std::string line; std::getline(in, line);) EXPECT_EQ(line.front(), '{') << line;
+}
+
+TEST_F(Cli, ChildrenEndWithTheTool) {
+    for (const std::string signal : {"INT", "TERM", "HUP", "PIPE"}) {
+        const std::string mark = "sleep 31." + std::to_string(getpid());
+        write("end.sh", "'" TIDEGATE_TOOL "' check " + kCase + " --subject 'exec:exec " + mark + " #' &\np=$!\n" +
+                            "for i in $(seq 50); do pgrep -xf '" + mark + "' && break; sleep 0.1; done\n" + "kill -" +
+                            signal + " $p\nwait $p\nsleep 0.2\n! pgrep -xf '" + mark + "'\n");
+        const auto start = std::chrono::steady_clock::now();
+        EXPECT_EQ(WEXITSTATUS(std::system(("bash '" + file("end.sh") + "' >/dev/null 2>&1").c_str())), 0) << signal;
+        EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20)) << signal;
+    }
+}
+
+TEST_F(Cli, AFileIsAFileWhateverItsPath) {
+    std::filesystem::create_directories(folder_ / "x,y" / "z");
+    std::filesystem::copy_file(std::string(TIDEGATE_ROOT) + "/data/kda_layer.safetensors",
+                               folder_ / "x,y" / "z" / "f.safetensors");
+    EXPECT_EQ(tool("check " + quoted(file("x,y/z/f.safetensors"))).code, 0);
+}
+
+TEST_F(Cli, TheFlagBeatsTheEnvironment) {
+    setenv("TIDEGATE_ISA", "SSE4", 1);
+    EXPECT_TRUE(tool("plan --rule gdn --dk 16 --dv 16").has("isa=SSE4"));
+    EXPECT_TRUE(tool("plan --rule gdn --dk 16 --dv 16 --isa SSSE3").has("isa=SSSE3"));
+    setenv("TIDEGATE_ISA", "wide", 1);
+    EXPECT_EQ(tool("check " + kCase + " --subject reference").code, 2);
+    unsetenv("TIDEGATE_ISA");
 }
 
 TEST_F(Cli, NanIsTakenOnRequestOnly) {

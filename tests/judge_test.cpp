@@ -88,6 +88,33 @@ TEST(Measures, ValuesThatAreNotFiniteAreMetInKind) {
     EXPECT_EQ(gauge.measure(std::vector<double>{nan, nan, 2, kInf}).mismatched, 1);
 }
 
+TEST(Measures, NearOverflowAValueMayLandOnEitherSideButNotAnywhere) {
+    const Output o = synthetic({65530, 1}, 2, 1e-3, Dtype::fp16);
+    const Gauge gauge(o, gate_from("derived"));
+    EXPECT_TRUE(gauge.passes(std::vector<double>{kInf, 1}));
+    EXPECT_TRUE(gauge.passes(std::vector<double>{65504, 1}));
+    for (const double wrong : {0.0, -123.0, -kInf, -65504.0})
+        EXPECT_FALSE(gauge.passes(std::vector<double>{wrong, 1})) << wrong;
+}
+
+TEST(Measures, ATwinThatOverflowsDecidesNothingAndHidesNothing) {
+    Output o = synthetic({1, 2, 3, 4}, 1, 1e-3);
+    o.twin[1] = kInf;
+    const Gauge gauge(o, gate_from("derived"));
+    EXPECT_EQ(gauge.undecided(), 1);  // the judge calls the tensor blind
+    EXPECT_TRUE(gauge.passes(std::vector<double>{1, 2, 3, 4}));
+    EXPECT_FALSE(gauge.passes(std::vector<double>{1, 2, 5, 4}));
+}
+
+TEST(Measures, SquaresThatWouldOverflowAreMeasuredAllTheSame) {
+    const Output o = synthetic({1e200, -2e200, 3e200, 1e200}, 1, 1e190);
+    const Gauge gauge(o, gate_from("derived"));
+    EXPECT_TRUE(gauge.passes(std::vector<double>{1e200, -2e200, 3e200, 1e200}));
+    EXPECT_FALSE(gauge.passes(std::vector<double>{1e200, -2e200, -3e200, 1e200}));
+    EXPECT_FALSE(gauge.passes(std::vector<double>{1e200, -2e200, 3e200, 1e308}));
+    EXPECT_NEAR(gauge.measure(std::vector<double>{1e200, -2e200, 3e200, 2e200}).nrmse, 1 / std::sqrt(15.0), 1e-12);
+}
+
 TEST(DerivedGate, IsTwiceTheTwinForTheTensorAndEightTimesForAToken) {
     std::vector<double> exact(2000, 1.0);
     const Output o = synthetic(exact, 1, 1e-3);

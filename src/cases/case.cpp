@@ -6,38 +6,66 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 
 #include "tidegate/error.h"
 
 namespace tidegate::cases {
 namespace {
 
+/// A finite number in full.
+bool is_number(const std::string& text) {
+    double x = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), x);
+    return !text.empty() && error == std::errc() && end == text.data() + text.size() && std::isfinite(x);
+}
+bool is_one(const std::string& text) { return text == "1"; }
+bool is_dtype(const std::string& text) { return text == "fp32" || text == "bf16" || text == "fp16"; }
+bool is_anything(const std::string&) { return true; }  // looked at where it is used
+bool is_x(const std::string& text) { return text == "ones" || text == "raw" || text == "alike"; }
+bool is_gate(const std::string& text) {
+    if (text == "zero" || text == "half-zero") return true;
+    for (const char* kind : {"const:", "spike:", "mild-spike:", "channel:"})
+        if (text.rfind(kind, 0) == 0) {
+            const std::string x = text.substr(std::string(kind).size());
+            return x == "-inf" || is_number(x);
+        }
+    return false;
+}
+bool is_b(const std::string& text) { return is_number(text.rfind("split:", 0) == 0 ? text.substr(6) : text); }
+bool is_logits(const std::string& text) { return text == "logits"; }
+bool is_bounded(const std::string& text) { return text == "bounded"; }
+bool is_tiled(const std::string& text) { return text == "tiled"; }
+bool is_vk(const std::string& text) { return text == "vk"; }
+bool is_strides(const std::string& text) { return text == "padded" || text == "interleaved"; }
+
 constexpr std::array kKeys{
-    Key{"lengths", "L,L*n,...: packed sequences that add up to T, B = 1"},
-    Key{"same", "1: every sequence holds the same data"},
-    Key{"h0", "X: initial state, normal times X"},
-    Key{"x", "ones | raw | alike: q = k = v = 1; keys not normalised; keys not normalised and nearly equal"},
-    Key{"gate", "zero | half-zero | const:X | spike:X | mild-spike:X | channel:X: log-decays instead of random ones",
+    Key{"lengths", is_anything, "L,L*n,...: packed sequences that add up to T, B = 1"},
+    Key{"same", is_one, "1: every sequence holds the same data"},
+    Key{"h0", is_number, "X: initial state, normal times X"},
+    Key{"x", is_x, "ones | raw | alike: q = k = v = 1; keys not normalised; keys not normalised and nearly equal"},
+    Key{"gate", is_gate,
+        "zero | half-zero | const:X | spike:X | mild-spike:X | channel:X: log-decays instead of random ones",
         Key::given},
-    Key{"beta", "X: constant beta", Key::given},
-    Key{"gates", "logits: a, b, A_log, dt_bias instead of g, beta"},
-    Key{"form", "bounded: the bounded gate", Key::logits},
-    Key{"A_log", "X: constant A_log", Key::logits},
-    Key{"a", "X: constant a, dt_bias = 0", Key::logits},
-    Key{"b", "X | split:X: constant b; -X in even and +X in odd sequences", Key::logits},
-    Key{"neg", "1: beta = 2 sigmoid(b)", Key::logits},
-    Key{"params", "fp32 | bf16 | fp16: type of A_log and dt_bias", Key::logits},
-    Key{"gate_min", "X: g = max(g, X)"},
-    Key{"gb", "fp32 | bf16 | fp16: type of g and beta", Key::given},
-    Key{"l2norm", "1: q, k raw, normalised in the kernel"},
-    Key{"scale", "X"},
-    Key{"map", "tiled: head map"},
-    Key{"layout", "vk: state as [N, HV, V, K]"},
-    Key{"state", "bf16 | fp16: type of the final state"},
-    Key{"out", "fp32 | bf16 | fp16: type of o"},
-    Key{"strides", "padded | interleaved: gaps of 1e30 behind every head; g and beta inside one buffer"},
-    Key{"nan", "n: a NaN in v of sequence n"},
-    Key{"inf", "n: an inf in v of sequence n"},
+    Key{"beta", is_number, "X: constant beta", Key::given},
+    Key{"gates", is_logits, "logits: a, b, A_log, dt_bias instead of g, beta"},
+    Key{"form", is_bounded, "bounded: the bounded gate", Key::logits},
+    Key{"A_log", is_number, "X: constant A_log", Key::logits},
+    Key{"a", is_number, "X: constant a, dt_bias = 0", Key::logits},
+    Key{"b", is_b, "X | split:X: constant b; -X in even and +X in odd sequences", Key::logits},
+    Key{"neg", is_one, "1: beta = 2 sigmoid(b)", Key::logits},
+    Key{"params", is_dtype, "fp32 | bf16 | fp16: type of A_log and dt_bias", Key::logits},
+    Key{"gate_min", is_number, "X: g = max(g, X)"},
+    Key{"gb", is_dtype, "fp32 | bf16 | fp16: type of g and beta", Key::given},
+    Key{"l2norm", is_one, "1: q, k raw, normalised in the kernel"},
+    Key{"scale", is_number, "X"},
+    Key{"map", is_tiled, "tiled: head map"},
+    Key{"layout", is_vk, "vk: state as [N, HV, V, K]"},
+    Key{"state", is_dtype, "bf16 | fp16: type of the final state"},
+    Key{"out", is_dtype, "fp32 | bf16 | fp16: type of o"},
+    Key{"strides", is_strides, "padded | interleaved: gaps of 1e30 behind every head; g and beta inside one buffer"},
+    Key{"nan", is_anything, "n: a NaN in v of sequence n"},
+    Key{"inf", is_anything, "n: an inf in v of sequence n"},
 };
 
 template <class T>
@@ -71,6 +99,9 @@ void read_keys(const std::vector<std::string>& parts, Case& c) {
             throw Error("case", "case: given key '" + parts[i] + "', expected key=value with a key of " + known);
         }
         if (!c.key(name).empty()) throw Error("case", "case: given key '" + name + "' twice");
+        const Key& key = *std::find_if(kKeys.begin(), kKeys.end(), [&](const Key& k) { return name == k.name; });
+        if (const std::string value = parts[i].substr(name.size() + 1); value.empty() || !key.fits(value))
+            throw Error("case", "case: given " + parts[i] + ", expected " + name + " of " + key.values);
         c.keys.emplace_back(name, parts[i].substr(name.size() + 1));
     }
     const auto place = [](const std::string& name) {
@@ -79,8 +110,6 @@ void read_keys(const std::vector<std::string>& parts, Case& c) {
     std::sort(c.keys.begin(), c.keys.end(),
               [&](const auto& x, const auto& y) { return place(x.first) < place(y.first); });
     const bool logits = c.key("gates") == "logits";
-    if (!logits && !c.key("gates").empty())
-        throw Error("case", "case: given gates=" + c.key("gates") + ", expected logits");
     for (const auto& [name, value] : c.keys) {
         const Key& key = *place(name);
         if (key.needs != Key::either && (key.needs == Key::logits) != logits)
@@ -124,7 +153,7 @@ Case parse(const std::string& id) {
     const char* const names[] = {"B", "T", "H", "HV", "K", "V"};
     for (std::size_t i = 0; i < 6; ++i) {
         *fields[i] = number<std::int64_t>(sizes[i], names[i]);
-        if (*fields[i] < (i == 1 ? 0 : 1) || *fields[i] > (1LL << 40))
+        if (*fields[i] < (i == 1 ? 0 : 1) || *fields[i] > (1LL << 31))
             throw Error("case", std::string("case: given ") + names[i] + " = " + sizes[i] + ", expected a size");
     }
     if (c.HV % c.H != 0)
@@ -134,6 +163,18 @@ Case parse(const std::string& id) {
     const std::vector<std::int64_t> lengths = lengths_of(c);
     std::int64_t sum = 0;
     for (const std::int64_t n : lengths) sum += n;
+    const auto sequences = static_cast<std::int64_t>(lengths.empty() ? c.B : static_cast<std::int64_t>(lengths.size()));
+    for (const char* name : {"nan", "inf"})
+        if (const std::string n = c.key(name); !n.empty() && number<std::int64_t>(n, name) >= sequences)
+            throw Error("case", std::string("case: given ") + name + "=" + n + ", expected a sequence below " +
+                                    std::to_string(sequences));
+    const double elements =
+        static_cast<double>(c.B) * static_cast<double>(c.T) *
+            (2.0 * static_cast<double>(c.H * c.K) + static_cast<double>(c.HV) * static_cast<double>(c.K + 2 * c.V)) +
+        2.0 * static_cast<double>(sequences * c.HV) * static_cast<double>(c.K * c.V);
+    if (!(elements < 0x1p31))
+        throw Error("case", "case: given sizes " + parts[3] + " of " + std::to_string(elements) +
+                                " elements, expected fewer than 2^31");
     if (!lengths.empty() && (c.B != 1 || sum != c.T))
         throw Error("case", "case: given B,T = " + sizes[0] + "," + sizes[1] + " with lengths that add up to " +
                                 std::to_string(sum) + ", expected B = 1 and T their sum");
@@ -165,7 +206,7 @@ std::vector<std::int64_t> lengths_of(const Case& c) {
         if (factors.size() > 2) throw Error("case", "case: given lengths '" + text + "', expected L or L*n, by commas");
         const auto length = number<std::int64_t>(factors[0], "a length");
         const auto times = factors.size() == 2 ? number<std::int64_t>(factors[1], "a count of sequences") : 1;
-        if (length < 0 || times < 1 || times > 1'000'000)
+        if (length < 0 || length > (1LL << 31) || times < 1 || times > 1'000'000)
             throw Error("case", "case: given lengths '" + text + "', expected lengths >= 0 and counts >= 1");
         lengths.insert(lengths.end(), static_cast<std::size_t>(times), length);
     }

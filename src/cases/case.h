@@ -31,6 +31,7 @@ struct Case {
 struct Key {
     enum Needs { either, given, logits };
     const char* name;
+    bool (*fits)(const std::string& value);
     const char* values;    ///< for help and errors
     Needs needs = either;  ///< whether it has a meaning without, or only with gates=logits
 };
@@ -45,7 +46,7 @@ std::string hash_of(const Case& c);
 /// Lengths of the packed sequences; empty when the case is a batch.
 std::vector<std::int64_t> lengths_of(const Case& c);
 
-/// The request: tensors and metadata as protocol.md names them.
+/// The request: tensors and metadata as docs/protocol.md names them.
 io::Bundle generate(const Case& c);
 
 /// True if `text` looks like an id (so that a missing file is not taken for one).

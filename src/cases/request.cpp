@@ -21,7 +21,8 @@ std::optional<double> number(const io::Bundle& request, const std::string& key) 
     if (text.empty()) return std::nullopt;
     double x = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), x);
-    if (error != std::errc() || end != text.data() + text.size()) bad(key, text, "a number");
+    if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(x))
+        bad(key, text, "a finite number");
     return x;
 }
 
@@ -69,7 +70,8 @@ Forward bind(const io::Bundle& request) {
     p.gate_form = choice(request, "gate_form", {"softplus", "bounded"}) == 1 ? GateForm::bounded : GateForm::softplus;
     p.lower_bound = number(request, "lower_bound").value_or(p.lower_bound);
     p.gate_min = number(request, "gate_min");
-    p.allow_neg_eigval = logits && choice(request, "allow_neg_eigval", {"0", "1"}) == 1;
+    const bool neg = choice(request, "allow_neg_eigval", {"0", "1"}) == 1;
+    p.allow_neg_eigval = logits && neg;
     p.head_map = choice(request, "head_map", {"grouped", "tiled"}) == 1 ? HeadMap::tiled : HeadMap::grouped;
     p.state_v_first = choice(request, "state_layout", {"kv", "vk"}) == 1;
     p.check_values = true;
@@ -94,7 +96,7 @@ std::vector<OutputSpec> outputs_of(const io::Bundle& request) {
     if (N < 0 || !(elements < 0x1p40))
         throw Error("v", "v: given shape " + shape_text(p.v) + ", expected an answer of fewer than 2^40 elements");
     const Dtype out = dtype_from(request.meta("out_dtype", name_of(p.v.dtype)));
-    const Dtype state = dtype_from(request.meta("state_dtype", out == Dtype::fp64 ? "fp64" : "fp32"));
+    const Dtype state = dtype_from(request.meta("state_dtype", "fp32"));
     return {{"o", out, {B, T, HV, V}},
             {"final_state", state, {N, HV, p.state_v_first ? V : K, p.state_v_first ? K : V}}};
 }
@@ -112,23 +114,50 @@ void attach(Forward& problem, io::Bundle& answer) {
     problem.final_state = answer.find("final_state")->view();
 }
 
+std::vector<std::string> unknown_metadata(const io::Bundle& request) {
+    constexpr const char* kKnown[] = {"protocol",        "rule",      "pass",         "scale",       "qk_l2norm",
+                                      "gates",           "gate_form", "lower_bound",  "gate_min",    "allow_neg_eigval",
+                                      "n_householder",   "head_map",  "state_layout", "state_dtype", "out_dtype",
+                                      "per_token_state", "ranks",     "layout",       "lengths",     "case",
+                                      "source"};
+    std::vector<std::string> unknown;
+    for (const auto& [key, value] : request.metadata)
+        if (std::find(std::begin(kKnown), std::end(kKnown), key) == std::end(kKnown)) unknown.push_back(key);
+    return unknown;
+}
+
 void validate(const io::Bundle& request, bool allow_nan) {
     for (const io::Array& array : request.tensors) {
         bool known = false;
         for (const Input& in : kInputs) known = known || array.name == in.name;
         for (const char* other : kOthers) known = known || array.name == other;
         if (!known)
-            throw Error(array.name, "tensor '" + array.name + "': expected one of protocol.md's names for this pass");
+            throw Error(array.name, "tensor '" + array.name + "': expected one of the names in docs/protocol.md");
     }
     Forward p = bind(request);
     // Shapes come first: the answer's are made from q and v, and a zero-sized stand-in must not be reported.
-    if (p.q.rank == 4 && p.v.rank == 4 && (!p.cu_seqlens.present() || p.cu_seqlens.rank == 1)) {
-        io::Bundle answer = empty_answer(request);
+    const bool sized = p.q.rank == 4 && p.v.rank == 4;
+    io::Bundle answer;
+    if (sized && (!p.cu_seqlens.present() || (p.cu_seqlens.rank == 1 && p.cu_seqlens.shape[0] >= 2))) {
+        answer = empty_answer(request);
         attach(p, answer);
-        check(p, true);
-    } else {
-        check(p, true);
     }
+    check(p, true);
+    // A file may hold both kinds of gates, and upstream gradients: what this call does not use must be sound too.
+    io::Bundle other = request;
+    other.metadata["gates"] = request.meta("gates", "given") == "given" ? "logits" : "given";
+    const bool both = other.metadata["gates"] == "given"
+                          ? request.find("g") != nullptr && request.find("beta") != nullptr
+                          : request.find("a") != nullptr && request.find("b") != nullptr;
+    if (both) {
+        Forward q = bind(other);
+        q.o = p.o;
+        q.final_state = p.final_state;
+        q.allow_neg_eigval = false;
+        check(q, true);
+    }
+    if (const io::Array* d = request.find("do"); d != nullptr && d->shape != request.find("v")->shape)
+        throw Error("do", "do: given shape " + shape_text(d->view()) + ", expected v's " + shape_text(p.v));
     if (allow_nan) return;
     for (const Input& in : kInputs) {
         const Tensor& t = p.*in.member;

@@ -1,4 +1,4 @@
-// Requests: from a bundle with protocol.md's names to the library's problem, and what its answer must hold.
+// Requests: from a bundle with docs/protocol.md's names to the library's problem, and what its answer must hold.
 #pragma once
 
 #include "io/bundle.h"
@@ -24,6 +24,9 @@ io::Bundle empty_answer(const io::Bundle& request);
 
 /// Points the problem's outputs into `answer`.
 void attach(Forward& problem, io::Bundle& answer);
+
+/// Metadata keys that mean nothing to us: legal, but perhaps a misspelt option.
+std::vector<std::string> unknown_metadata(const io::Bundle& request);
 
 /// All that is checked before anything runs: names, metadata, shapes, types, cu_seqlens, g > 0, and NaN or inf unless
 /// `allow_nan`. Throws Error.

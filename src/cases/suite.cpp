@@ -30,7 +30,7 @@ Tails quick() {
             "1,66,1,2,48,32/gates=logits/l2norm=1/3",
             "1,33,2,4,64,64/h0=1/gates=logits/form=bounded/layout=vk/4",
             "2,1,2,4,64,64/h0=1/5",
-            "1,70,1,2,33,65/h0=1/gate=mild-spike:-90/map=tiled/6",
+            "1,70,2,4,33,65/h0=1/gate=mild-spike:-90/map=tiled/6",
             "1,20,1,1,16,16/gate=half-zero/out=fp32/8"};
 }
 

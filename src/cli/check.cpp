@@ -4,7 +4,6 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <exception>
 #include <filesystem>
 #include <mutex>
 #include <optional>
@@ -42,13 +41,13 @@ struct Done {
     Labels labels;
     judge::CaseResult result;
     std::vector<std::pair<const char*, judge::Sight>> sights;
+    std::vector<judge::PropertyResult> properties;
 };
 
 class Check {
 public:
     explicit Check(const CheckOptions& options) : o_(options), gate_(judge::gate_from(options.gate)) {
         if (!o_.twin.empty()) judge::twin_from(o_.twin);
-        if (o_.settings.limits.timeout <= 0) throw Error("timeout", "timeout: expected seconds > 0");
     }
 
     int run() {
@@ -69,10 +68,12 @@ public:
         work(*subject, records, report);
         const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
         if (o_.mutants) mutant_table(report);
+        const Counts broken = o_.properties ? property_table(report) : Counts();
         report.summary(counts_, seconds);
         records.summary(counts_, seconds);
-        if (counts_.crashed + counts_.hung > 0) return kCrashed;
-        if (counts_.failed > 0) return kWrong;
+        if (counts_.not_run > 0) return kUsage;  // each said why
+        if (counts_.crashed + counts_.hung + broken.crashed + broken.hung > 0) return kCrashed;
+        if (counts_.failed + broken.failed > 0) return kWrong;
         return counts_.passed == 0 ? kNothing : kPass;
     }
 
@@ -108,9 +109,9 @@ private:
                 {"rule", &o_.rule}, {"pass", &o_.pass}, {"out_dtype", &o_.dtype}, {"gates", &o_.gates}};
             for (const auto& [key, value] : overrides)
                 if (!value->empty()) job.file.metadata[key] = *value;
-            // A file's own name for its case is not an id that replays it.
-            job.file.metadata["case"] = o_.target;
             cases::validate(job.file, o_.allow_nan);
+            for (const std::string& key : cases::unknown_metadata(job.file))
+                fmt::print(stderr, "tidegate: metadata '{}' is not one of docs/protocol.md's and is ignored\n", key);
         }
         jobs_.push_back(std::move(job));
     }
@@ -126,7 +127,12 @@ private:
         if (o_.allow_nan && !job.generated) text += " --allow-nan";
         if (o_.gate != "derived") text += " --gate " + o_.gate;
         if (!o_.twin.empty()) text += " --twin " + o_.twin;
-        if (o_.settings.persistent) text += " --persistent";
+        const subjects::Settings usual, &now = o_.settings;
+        if (now.persistent) text += " --persistent";
+        if (now.limits.timeout != usual.limits.timeout) text += fmt::format(" --timeout {}", now.limits.timeout);
+        if (now.limits.grace != usual.limits.grace) text += fmt::format(" --grace {}", now.limits.grace);
+        if (now.threads != usual.threads) text += fmt::format(" --threads {}", now.threads);
+        if (!o_.isa.empty()) text += " --isa " + o_.isa;
         return text;
     }
 
@@ -136,6 +142,7 @@ private:
         Labels& l = done.labels;
         l.id = job.label;
         l.rule = request.meta("rule");
+        l.V = request.find("v")->shape[3];
         l.pass = request.meta("pass", "forward");
         l.dtype = request.meta("out_dtype", tidegate::name_of(request.find("v")->dtype));
         if (job.generated) l.dtype = tidegate::name_of(job.generated->dtype);
@@ -161,6 +168,10 @@ private:
         const judge::Bench bench(request, twin, gate_);
         done.result = bench.judge(outcome);
         done.result.id = job.label;
+        if (o_.properties) {
+            const std::lock_guard alone(subject_mutex_);
+            done.properties = judge::try_properties(bench, subject, outcome, o_.bit_exact);
+        }
         if (o_.mutants)
             for (const faults::Fault& fault : faults::table())
                 done.sights.emplace_back(fault.name, judge::try_mutant(bench, fault));
@@ -173,31 +184,41 @@ private:
         std::mutex mutex;
         std::condition_variable ready;
         std::vector<std::optional<Done>> done(jobs_.size());
-        std::exception_ptr error;
         std::atomic<std::size_t> next{0};
         const auto worker = [&] {
             for (std::size_t i = next.fetch_add(1); i < jobs_.size(); i = next.fetch_add(1)) {
+                Done d;
                 try {
-                    Done d = one(jobs_[i], subject);
+                    d = one(jobs_[i], subject);
+                } catch (const std::exception& e) {  // this case was not run; the others still are
+                    d.labels.id = d.result.id = jobs_[i].label;
+                    d.labels.subject = subject.name();
+                    d.labels.replay = replay(jobs_[i]);
+                    d.result.reason = e.what();
+                }
+                {
                     const std::lock_guard lock(mutex);
                     done[i] = std::move(d);
-                } catch (...) {
-                    const std::lock_guard lock(mutex);
-                    if (!error) error = std::current_exception();
-                    next.store(jobs_.size());
                 }
                 ready.notify_one();
             }
         };
-        std::vector<std::thread> threads;
+        struct Threads : std::vector<std::thread> {  // joined also when a record cannot be written
+            std::atomic<std::size_t>& next;
+            std::size_t all;
+            Threads(std::atomic<std::size_t>& n, std::size_t jobs) : next(n), all(jobs) {}
+            ~Threads() {
+                next.store(all);
+                for (std::thread& t : *this) t.join();
+            }
+        } threads(next, jobs_.size());
         const std::size_t workers =
             std::min<std::size_t>(jobs_.size(), std::max(1U, std::thread::hardware_concurrency()));
         for (std::size_t i = 0; i < workers; ++i) threads.emplace_back(worker);
         for (std::size_t i = 0; i < jobs_.size(); ++i) {
             report.progress(static_cast<int>(i), static_cast<int>(jobs_.size()), jobs_[i].label);
             std::unique_lock lock(mutex);
-            ready.wait(lock, [&] { return done[i].has_value() || error; });
-            if (error) break;
+            ready.wait(lock, [&] { return done[i].has_value(); });
             Done d = std::move(*done[i]);
             done[i] = Done{};
             lock.unlock();
@@ -205,17 +226,19 @@ private:
             records.tensors(d.labels, d.result);
             records.result(d.labels, d.result);
             for (const auto& [name, sight] : d.sights) records.mutant(d.labels, name, sight);
+            for (const judge::PropertyResult& p : d.properties) {
+                records.property(d.labels, p);
+                report.property(d.labels, p);
+            }
             counts_.add(d.result.verdict);
             d.result.tensors.clear();
             finished_.push_back(std::move(d));
         }
-        for (std::thread& t : threads) t.join();
-        if (error) std::rethrow_exception(error);
     }
 
     /// Rows are cases, columns mutants; below it what each mutant is worth, by rule.
     void mutant_table(Report& report) const {
-        if (finished_.empty() || report.quiet()) return;
+        if (finished_.empty() || finished_[0].sights.empty()) return;
         std::FILE* to = report.file();
         fmt::print(to, "\nmutants: x caught, ! missed (live, but within the gate), . inert, - does not apply\n");
         const auto& names = finished_[0].sights;
@@ -251,6 +274,28 @@ private:
                            note});
             }
         table.print(to);
+    }
+
+    /// By property: on how many cases it held. Returns their verdicts, all together.
+    Counts property_table(Report& report) const {
+        Counts total;
+        Table table({"property", "passed", "failed", "crashed", "skipped", "asked for", "what"});
+        for (const judge::PropertyRow& row : judge::properties()) {
+            Counts counts;
+            bool exact = false;
+            for (const Done& d : finished_)
+                for (const judge::PropertyResult& p : d.properties) {
+                    if (p.name != row.name) continue;
+                    counts.add(p.verdict);
+                    total.add(p.verdict);
+                    exact = exact || p.bit_for_bit;
+                }
+            table.add({row.name, std::to_string(counts.passed), std::to_string(counts.failed),
+                       std::to_string(counts.crashed + counts.hung), std::to_string(counts.skipped),
+                       exact ? "every bit" : "within the gate", row.what});
+        }
+        table.print(report.file());
+        return total;
     }
 
     const CheckOptions& o_;

@@ -1,8 +1,12 @@
 // The command line: options, help, and one exit code for every error.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 
 #include <csignal>
 #include <cstdio>
+#include <new>
 
 #include "cases/suite.h"
 #include "cli/exit_code.h"
@@ -10,6 +14,7 @@
 #include "cpu/kernels.h"
 #include "faults/faults.h"
 #include "judge/measure.h"
+#include "judge/properties.h"
 #include "problem/rules.h"
 #include "subjects/child.h"
 #include "tidegate/error.h"
@@ -37,6 +42,19 @@ void add_subject(CLI::App& app, std::string& subject, tidegate::subjects::Settin
     app.add_option("--threads", s.threads, "threads of in-process subjects; 0: all cores")->capture_default_str();
 }
 
+bool has_verb(CLI::App& app, const std::string& name) {
+    for (const CLI::App* verb : app.get_subcommands(nullptr))
+        if (verb->get_name() == name) return true;
+    return false;
+}
+
+/// A file that is opened later must not become stdout because stdout was closed.
+void fill_standard_streams() {
+    int fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDWR);
+    if (fd >= 0) close(fd);
+}
+
 /// Children are in process groups of their own and do not see the terminal's Ctrl-C.
 void on_signal(int signal) {
     tidegate::subjects::kill_children();
@@ -47,11 +65,12 @@ void on_signal(int signal) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    std::signal(SIGINT, on_signal);
-    std::signal(SIGTERM, on_signal);
+    fill_standard_streams();
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) std::signal(signal, on_signal);
     CLI::App app{"Tidegate: delta-rule linear attention, computed and proved", "tidegate"};
     app.set_version_flag("--version", "tidegate " TIDEGATE_VERSION);
     app.require_subcommand(1);
+    app.fallthrough();  // options of the tool itself may follow the verb
     std::string isa;
     app.add_option("--isa", isa, "force an instruction set of the CPU kernels (AVX3, AVX2, SSE4, SSSE3)");
     app.footer(
@@ -74,6 +93,9 @@ int main(int argc, char** argv) {
     c.add_option("--json", check.json, "write JSON Lines to a file, - for stdout");
     c.add_flag("--allow-nan", check.allow_nan, "take a file that holds NaN or inf");
     c.add_flag("--mutants", check.mutants, "also print which faults the gate sees on which case");
+    c.add_flag("--properties", check.properties,
+               "also try the contract's invariants: " + names(tidegate::judge::properties()));
+    c.add_flag("--bit-exact", check.bit_exact, "properties bit for bit, whatever the subject claims");
     c.add_flag("--list", check.list, "print the case ids and stop");
     c.add_flag("--quiet", check.quiet, "print only what did not pass, and the summary");
     c.footer("Faults for +fault: " + names(tidegate::faults::table()));
@@ -97,22 +119,33 @@ int main(int argc, char** argv) {
     p.add_option("--threads", plan.threads, "0: all cores")->capture_default_str();
     p.add_option("--json", plan.json, "write a JSON record to a file, - for stdout");
 
+    if (argc > 1 && argv[1][0] != '-' && !has_verb(app, argv[1])) {
+        std::fprintf(stderr, "tidegate: verb: given '%s', expected check, run or plan\n", argv[1]);
+        return cli::kUsage;
+    }
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& e) {
         const int code = app.exit(e);
         return code == 0 ? cli::kPass : cli::kUsage;
     }
+    int code = cli::kUsage;
     try {
+        check.isa = isa;
         if (!isa.empty()) tidegate::cpu::force_isa(isa);
-        if (c.parsed()) return cli::check(check);
-        if (r.parsed()) return cli::run(run);
-        return cli::plan(plan);
+        tidegate::cpu::read_environment();
+        code = c.parsed() ? cli::check(check) : r.parsed() ? cli::run(run) : cli::plan(plan);
     } catch (const tidegate::subjects::Unavailable& e) {
         std::fprintf(stderr, "tidegate: %s\n", e.what());
-        return cli::kNothing;
+        code = cli::kNothing;
+    } catch (const std::bad_alloc&) {
+        std::fprintf(stderr, "tidegate: out of memory: a smaller case, or more memory\n");
     } catch (const std::exception& e) {
         std::fprintf(stderr, "tidegate: %s\n", e.what());
+    }
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+        std::fprintf(stderr, "tidegate: standard output cannot be written\n");
         return cli::kUsage;
     }
+    return code;
 }

@@ -66,7 +66,7 @@ void Counts::add(judge::Verdict verdict) {
     }
 }
 
-Records::Records(const std::string& path) {
+Records::Records(const std::string& path) : path_(path) {
     if (path.empty()) return;
     file_ = path == "-" ? stdout : std::fopen(path.c_str(), "w");
     if (file_ == nullptr)
@@ -79,8 +79,9 @@ Records::~Records() {
 
 void Records::line(const std::string& json) {
     if (file_ == nullptr) return;
-    fmt::print(file_, "{{{}}}\n", json);
-    std::fflush(file_);
+    const std::string text = "{" + json + "}\n";
+    if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0)
+        throw Error("json", "json: '" + path_ + "' cannot be written: " + std::strerror(errno));
 }
 
 void Records::tensors(const Labels& l, const judge::CaseResult& result) {
@@ -88,8 +89,14 @@ void Records::tensors(const Labels& l, const judge::CaseResult& result) {
     for (const judge::TensorResult& t : result.tensors) {
         std::string json = head("tensor", l) + fmt::format(R"(,"tensor":"{}","verdict":"{}","reason":{})", t.name,
                                                            judge::name_of(t.verdict), quoted(t.reason));
-        if (t.measured) {
-            const judge::Measures& m = t.measures;
+        {
+            judge::Measures m = t.measures;
+            if (!t.measured)  // missing, misshapen or mistyped: the fields are there, and are no numbers
+                for (double* x :
+                     {&m.nrmse, &m.cosine, &m.size_ratio, &m.max_abs, &m.absmax_out, &m.absmax_ref,
+                      &m.worst_token_nrmse, &m.min_token_cosine, &m.worst_sequence_nrmse, &m.worst_head_nrmse,
+                      &m.zeros_nrmse, &m.share_out, &m.zero_share, &m.needed, &m.limit})
+                    *x = std::nan("");
             const std::pair<const char*, double> numbers[] = {{"nrmse", m.nrmse},
                                                               {"cos", m.cosine},
                                                               {"size_ratio", m.size_ratio},
@@ -112,7 +119,8 @@ void Records::tensors(const Labels& l, const judge::CaseResult& result) {
             json += fmt::format(R"(,"hist_abs":{},"hist_rel":{})", histogram(m.hist_abs), histogram(m.hist_rel));
         }
         json += fmt::format(R"(,"twin":"{}","gate":{{"name":"{}","version":{},"limit":{}}},"replay":{})", l.twin,
-                            l.gate.name, l.gate.version, number(t.measures.limit), quoted(l.replay));
+                            l.gate.name, l.gate.version, number(t.measured ? t.measures.limit : std::nan("")),
+                            quoted(l.replay));
         line(json);
     }
 }
@@ -127,6 +135,14 @@ void Records::result(const Labels& l, const judge::CaseResult& r) {
 void Records::mutant(const Labels& l, const char* name, judge::Sight sight) {
     line(fmt::format(R"("record":"mutant","protocol":1,"case":{},"rule":"{}","mutant":"{}","sight":"{}","gate":"{}")",
                      quoted(l.id), l.rule, name, judge::name_of(sight), l.gate.name));
+}
+
+void Records::property(const Labels& l, const judge::PropertyResult& p) {
+    line(
+        fmt::format(R"("record":"property","protocol":1,"name":"{}","case":{},"rule":"{}","subject":{},"verdict":"{}",)"
+                    R"("bit_exact":{},"where":{},"replay":{})",
+                    p.name, quoted(l.id), l.rule, quoted(l.subject), judge::name_of(p.verdict), p.bit_for_bit,
+                    quoted(p.where), quoted(l.replay + " --properties")));
 }
 
 void Records::plan(const std::string& rule, const Plan& plan) {

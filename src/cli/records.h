@@ -1,4 +1,4 @@
-// JSON Lines, as protocol.md defines the records.
+// JSON Lines, as docs/protocol.md defines the records.
 #pragma once
 
 #include <cstdio>
@@ -7,6 +7,7 @@
 #include "cases/case.h"
 #include "judge/judge.h"
 #include "judge/mutants.h"
+#include "judge/properties.h"
 #include "tidegate/plan.h"
 
 namespace tidegate::cli {
@@ -15,6 +16,7 @@ namespace tidegate::cli {
 struct Labels {
     std::string id, rule, pass, dtype, subject, twin, replay;
     judge::Gate gate;
+    std::int64_t V = 1;
 };
 
 struct Counts {
@@ -34,11 +36,13 @@ public:
     void tensors(const Labels& labels, const judge::CaseResult& result);
     void result(const Labels& labels, const judge::CaseResult& result);
     void mutant(const Labels& labels, const char* name, judge::Sight sight);
+    void property(const Labels& labels, const judge::PropertyResult& property);
     void plan(const std::string& rule, const Plan& plan);
     void summary(const Counts& counts, double seconds);
 
 private:
     void line(const std::string& json);
+    std::string path_;
     std::FILE* file_ = nullptr;
 };
 

@@ -10,10 +10,12 @@
 namespace tidegate::cli {
 namespace {
 
-std::string place(const judge::Worst& w) {
+/// A state's channel is k V + v, whatever the caller's layout.
+std::string place(const judge::Worst& w, std::int64_t columns) {
     std::string text = fmt::format("seq {}", w.sequence);
     if (w.token >= 0) text += fmt::format(" token {}", w.token);
-    return text + fmt::format(" head {} channel {}", w.head, w.channel);
+    if (w.token >= 0) return text + fmt::format(" head {} channel {}", w.head, w.channel);
+    return text + fmt::format(" head {} k {} v {}", w.head, w.channel / columns, w.channel % columns);
 }
 
 }  // namespace
@@ -63,7 +65,7 @@ std::string Report::coloured(judge::Verdict verdict) const {
 
 void Report::tensors(const Labels& labels, const judge::CaseResult& result) {
     Table table({"tensor", "verdict", "nrmse", "limit", "cosine", "size_ratio", "max_abs", "worst token nrmse",
-                 "zeros nrmse", "of the limit", "unwritten"});
+                 "zeros nrmse", "worst/limit", "unwritten"});
     for (const judge::TensorResult& t : result.tensors) {
         const judge::Measures& m = t.measures;
         if (!t.measured) {
@@ -81,11 +83,14 @@ void Report::tensors(const Labels& labels, const judge::CaseResult& result) {
         if (!t.measured) continue;
         const judge::Measures& m = t.measures;
         fmt::print(to_, "  {}: worst at {}; smallest tolerance that would pass: {:.3g} x the gate's", t.name,
-                   place(m.worst), m.needed);
+                   place(m.worst, labels.V), m.needed);
         if (!t.reason.empty()) fmt::print(to_, "; {}", t.reason);
+        if (m.first_over >= 0) fmt::print(to_, "; first token over its limit {}", m.first_over);
+        if (!m.heads_over.empty()) fmt::print(to_, "; heads over {}", fmt::join(m.heads_over, ","));
         if (m.nan + m.inf > 0) fmt::print(to_, "; {} NaN, {} inf", m.nan, m.inf);
         if (m.zero_share > 0) fmt::print(to_, "; {:.3g} of its elements are exact zeros", m.zero_share);
-        if (m.share_out > 0 && t.verdict == judge::Verdict::fail) fmt::print(to_, "; {:.3g} of its elements over their limit", m.share_out);
+        if (m.share_out > 0 && t.verdict == judge::Verdict::fail)
+            fmt::print(to_, "; {:.3g} of its elements over their limit", m.share_out);
         fmt::print(to_, "\n");
     }
     fmt::print(to_, "  gate {} v{}, twin {}; replay: {}\n", labels.gate.name, labels.gate.version, labels.twin,
@@ -96,13 +101,15 @@ void Report::result(const Labels& labels, const judge::CaseResult& result, bool 
     clear_progress();
     const bool passed = result.verdict == judge::Verdict::pass || result.verdict == judge::Verdict::skipped;
     if (quiet_ && passed) return;
-    double needed = 0;
-    for (const judge::TensorResult& t : result.tensors) needed = std::max(needed, t.measures.needed);
+    const judge::TensorResult* worst = nullptr;
+    for (const judge::TensorResult& t : result.tensors)
+        if (t.measured && (worst == nullptr || t.measures.needed > worst->measures.needed)) worst = &t;
     std::string line = fmt::format("{} {}", coloured(result.verdict), labels.id);
-    if (!result.tensors.empty()) line += fmt::format("  {:.2g} of the limit", needed);
+    if (worst != nullptr) line += fmt::format("  {} at {:.2g} x its limit", worst->name, worst->measures.needed);
     line += fmt::format("  {:.3f} s", result.seconds);
     if (!result.reason.empty()) line += "  " + result.reason;
-    if (!result.first_try.empty()) line += "  (first try: " + result.first_try + ")";
+    if (!result.first_try.empty() && result.first_try.find(result.reason) == std::string::npos)
+        line += "  (first try: " + result.first_try + ")";
     fmt::print(to_, "{}\n", line);
     if (!detail && passed) return;
     if (result.tensors.empty()) {
@@ -113,9 +120,11 @@ void Report::result(const Labels& labels, const judge::CaseResult& result, bool 
     std::fflush(to_);
 }
 
-void Report::note(const std::string& text) {
+void Report::property(const Labels& labels, const judge::PropertyResult& p) {
+    if (p.verdict == judge::Verdict::pass || p.verdict == judge::Verdict::skipped) return;
     clear_progress();
-    if (!quiet_) fmt::print(to_, "{}\n", text);
+    fmt::print(to_, "{} {} {}: {}\n  replay: {} --properties\n", coloured(p.verdict), labels.id, p.name, p.where,
+               labels.replay);
 }
 
 void Report::summary(const Counts& c, double seconds) {

@@ -28,7 +28,8 @@ public:
     void progress(int done, int of, const std::string& now);
     /// One line for a case; in detail if it is the only one or did not pass.
     void result(const Labels& labels, const judge::CaseResult& result, bool detail);
-    void note(const std::string& text);
+    /// A line if it did not hold.
+    void property(const Labels& labels, const judge::PropertyResult& property);
     void summary(const Counts& counts, double seconds);
     std::FILE* file() const { return to_; }
     bool quiet() const { return quiet_; }

@@ -15,8 +15,9 @@ struct CheckOptions {
     std::string pass, rule, dtype, gates;
     std::string gate = "derived";
     std::string twin;  ///< empty: what the subject declares, else recurrent
+    std::string isa;   ///< forced; for the replay command
     std::string json;  ///< path, or "-"
-    bool allow_nan = false, mutants = false, list = false, quiet = false;
+    bool allow_nan = false, mutants = false, properties = false, bit_exact = false, list = false, quiet = false;
     subjects::Settings settings;
 };
 int check(const CheckOptions& options);

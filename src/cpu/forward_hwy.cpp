@@ -4,6 +4,8 @@
 // for the next pass (3 FMAs an element and update, one load and one store a pass); what rows of one pass owe each other
 // comes from small triangles of their products. Cost a token and head: 6 K V FLOP and about 5 kRank K.
 #include <algorithm>
+#include <cstdlib>
+#include <mutex>
 #include <utility>
 
 #include "cpu/kernels.h"
@@ -280,7 +282,11 @@ std::vector<std::string> available_isas() {
     return names;
 }
 
-void force_isa(const std::string& name) {
+namespace {
+
+std::once_flag environment_read;
+
+void choose_isa(const std::string& name) {
     hwy::SetSupportedTargetsForTest(0);
     if (name.empty()) return;
     std::string known;
@@ -289,6 +295,19 @@ void force_isa(const std::string& name) {
         known += std::string(known.empty() ? "" : ", ") + hwy::TargetName(target);
     }
     throw Error("isa", "isa: given '" + name + "', expected one that is compiled in and runs here: " + known);
+}
+
+}  // namespace
+
+void read_environment() {
+    std::call_once(environment_read, [] {
+        if (const char* name = std::getenv("TIDEGATE_ISA")) choose_isa(name);
+    });
+}
+
+void force_isa(const std::string& name) {
+    std::call_once(environment_read, [] {});  // from now on the environment is overruled
+    choose_isa(name);
 }
 
 }  // namespace tidegate::cpu

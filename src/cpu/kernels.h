@@ -29,6 +29,8 @@ std::vector<KernelRow> inventory();
 std::vector<std::string> available_isas();
 /// The one that calls take now.
 std::string current_isa();
+/// TIDEGATE_ISA forces one, unless force_isa() has; read once. Throws Error("isa") as force_isa().
+void read_environment();
 /// Forces one for the whole process; "" returns to the best. Throws Error("isa") if it is not available.
 void force_isa(const std::string& name);
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -26,8 +27,12 @@ public:
         if (!owner) return false;
         {
             const std::lock_guard lock(mutex_);
-            while (static_cast<int>(workers_.size()) < threads - 1)
-                workers_.emplace_back([this, id = static_cast<int>(workers_.size()) + 1] { work(id); });
+            try {
+                while (static_cast<int>(workers_.size()) < threads - 1)
+                    workers_.emplace_back([this, id = static_cast<int>(workers_.size()) + 1] { work(id); });
+            } catch (const std::system_error&) {  // the machine has no more threads; fewer give the same bits
+                threads = static_cast<int>(workers_.size()) + 1;
+            }
             task_ = &task;
             tasks_ = tasks;
             next_.store(0, std::memory_order_relaxed);

@@ -41,31 +41,20 @@ void run(const NormalForm& nf, const Plan& plan) {
 
 }  // namespace cpu
 
-namespace {
-
-/// TIDEGATE_ISA forces an instruction set, TIDEGATE_LOG=plan prints every plan to stderr.
-void read_environment_once() {
-    static const bool done = [] {
-        if (const char* isa = std::getenv("TIDEGATE_ISA")) cpu::force_isa(isa);
-        return true;
-    }();
-    static_cast<void>(done);
-}
-
-}  // namespace
+namespace {}  // namespace
 
 Plan plan(const Forward& problem, const Options& options) {
-    read_environment_once();
+    cpu::read_environment();
     check(problem);
     return plan_cpu(lower(problem), cpu::this_machine(), options);
 }
 
 void forward(const Forward& problem, const Options& options) {
-    read_environment_once();
+    cpu::read_environment();
     check(problem);
     const NormalForm nf = lower(problem);
     const Plan decided = plan_cpu(nf, cpu::this_machine(), options);
-    const char* log = std::getenv("TIDEGATE_LOG");
+    const char* log = std::getenv("TIDEGATE_LOG");  // "plan": every plan that runs, to stderr
     if (log != nullptr && std::string_view(log) == "plan") std::fprintf(stderr, "%s\n", decided.text().c_str());
     cpu::run(nf, decided);
 }

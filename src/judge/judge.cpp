@@ -125,6 +125,10 @@ std::vector<TensorResult> Bench::judge(const io::Bundle& answer,
         } else if (!(r.measures.needed <= 1)) {
             r.verdict = Verdict::fail;
             r.reason = r.measures.why;
+        } else if (gauges_[i].undecided() > 0) {
+            r.verdict = Verdict::blind;
+            r.reason =
+                "the twin overflows in " + std::to_string(gauges_[i].undecided()) + " elements: nothing is known there";
         } else if (!blinding_[i].empty()) {
             r.verdict = Verdict::blind;
             r.reason = "would pass:";
@@ -133,6 +137,12 @@ std::vector<TensorResult> Bench::judge(const io::Bundle& answer,
         results.push_back(std::move(r));
     }
     return results;
+}
+
+bool fits(const io::Bundle& answer, const io::Bundle& request) {
+    const std::vector<cases::OutputSpec> specs = cases::outputs_of(request);
+    return std::all_of(specs.begin(), specs.end(),
+                       [&](const cases::OutputSpec& spec) { return misfit(spec, answer.find(spec.name)).empty(); });
 }
 
 Verdict case_verdict(const std::vector<TensorResult>& tensors, const std::vector<bool>& zero_reference) {

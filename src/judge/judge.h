@@ -41,6 +41,7 @@ public:
     std::vector<TensorResult> judge(const io::Bundle& answer,
                                     const std::map<std::string, std::int64_t>& unwritten) const;
     const io::Bundle& request() const { return request_; }
+    const Gauge& gauge(std::size_t output) const { return gauges_[output]; }
 
 private:
     const io::Bundle& request_;
@@ -48,6 +49,9 @@ private:
     std::vector<Gauge> gauges_;
     std::vector<std::vector<std::string>> blinding_;  ///< by tensor: mutants that pass
 };
+
+/// Whether an answer has every output of a request, in its shape and type.
+bool fits(const io::Bundle& answer, const io::Bundle& request);
 
 Verdict case_verdict(const std::vector<TensorResult>& tensors, const std::vector<bool>& zero_reference);
 

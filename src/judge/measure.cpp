@@ -26,7 +26,11 @@ constexpr std::array kGates{
 constexpr double kKcp = 5e-3, kChunkNrmse = 0.02, kChunkCosine = 0.999, kDecode = 1e-3, kPacked = 1e-6;
 
 double rms(double squares, double count) { return count > 0 ? std::sqrt(squares / count) : 0; }
-double ratio(double x, double y) { return y > 0 ? x / y : x > 0 ? kInf : 0; }
+/// x / y; 0 / 0 is 0, and what is no number counts as infinitely far.
+double ratio(double x, double y) {
+    const double r = y > 0 ? x / y : x > 0 ? kInf : 0;
+    return std::isnan(r) || std::isnan(x) ? kInf : r;
+}
 double nrmse(const Sums& s) { return ratio(std::sqrt(s.err), std::sqrt(s.ref)); }
 double cosine(const Sums& s) {
     if (s.out == 0 && s.ref == 0) return 1;
@@ -49,6 +53,16 @@ bool near_overflow(double exact, Dtype dtype) {
     return std::isfinite(exact) && std::fabs(std::fabs(exact) / max - 1) < 0x1p-8;
 }
 
+/// Whether `x` is met in kind by an element that enters no sum. NaN may be met by inf: what arithmetic makes of either
+/// depends on its order. A finite value that the output type cannot hold must become the inf a cast gives.
+bool met_in_kind(double exact, double x, Dtype dtype) {
+    const bool overflows = std::isinf(round_to(exact, dtype));
+    if (near_overflow(exact, dtype))
+        return std::signbit(x) == std::signbit(exact) && (std::isinf(x) || near_overflow(x, dtype));
+    if (!std::isfinite(exact)) return !std::isfinite(x);
+    return overflows && x == std::copysign(kInf, exact);
+}
+
 int exponent(double x) { return x == 0 ? INT_MIN : std::isfinite(x) ? std::ilogb(x) : INT_MAX; }
 
 }  // namespace
@@ -66,22 +80,28 @@ Gate gate_from(const std::string& name) {
 
 Gauge::Gauge(const Output& output, const Gate& gate) : output_(output), gate_(gate), finite_(output.exact.size()) {
     fixed_.resize(output.cells.size());
+    double largest = 0;
+    for (const double exact : output.exact)
+        if (std::isfinite(exact)) largest = std::max(largest, std::fabs(exact));
+    if (largest > 0) scale_ = std::ldexp(1.0, std::clamp(-std::ilogb(largest), -1000, 1000));
     double squares = 0, count = 0;
     for (std::size_t i = 0; i < output.exact.size(); ++i) {
-        const double exact = output.exact[i];
-        finite_[i] = std::isfinite(round_to(exact, output.dtype)) ? 1 : 0;
+        const double exact = output.exact[i], twin = (output.twin[i] - exact) * scale_;
         zero_reference_ = zero_reference_ && exact == 0;
+        const bool in_range = std::isfinite(round_to(exact, output.dtype));
+        finite_[i] = in_range && std::isfinite(twin) ? 1 : 0;
+        undecided_ += in_range && finite_[i] == 0 && !near_overflow(exact, output.dtype) ? 1 : 0;
         if (finite_[i] == 0) continue;
         Sums& s = fixed_[i / static_cast<std::size_t>(output.width)];
-        const double twin = output.twin[i] - exact, half = 0.5 * ulp(exact, output.dtype);
-        s.twin += std::isfinite(twin) ? twin * twin : kInf;
+        const double half = 0.5 * ulp(exact, output.dtype) * scale_, magnitude = output.magnitude[i] * scale_;
+        s.twin += twin * twin;
         s.ulp += half * half;
-        s.magnitude += output.magnitude[i] * output.magnitude[i];
+        s.magnitude += std::isfinite(magnitude) ? magnitude * magnitude : 0;
         s.count += 1;
-        squares += exact * exact;
+        squares += exact * scale_ * exact * scale_;
         count += 1;
     }
-    reference_rms_ = rms(squares, count);
+    reference_rms_ = rms(squares, count) / scale_;
     for (const Cell& cell : output.cells) {
         heads_ = std::max(heads_, static_cast<std::size_t>(cell.head) + 1);
         sequences_ = std::max(sequences_, static_cast<std::size_t>(cell.sequence) + 1);
@@ -99,25 +119,18 @@ Gauge::Totals Gauge::add_up(std::span<const double> out) const {
         for (std::size_t i = c * width; i < (c + 1) * width; ++i) {
             const double exact = output_.exact[i], x = out[i];
             if (finite_[i] == 0 || !std::isfinite(x)) {
-                // NaN may be met by inf: what arithmetic makes of either depends on its order. A finite value that the
-                // output type cannot hold must become the inf a cast gives.
-                const bool overflow = std::isfinite(exact);
-                const bool met = near_overflow(exact, output_.dtype) ? !std::isnan(x)
-                                 : finite_[i] != 0                   ? false
-                                 : overflow                          ? x == std::copysign(kInf, exact)
-                                                                     : !std::isfinite(x);
+                const bool decided =
+                    !std::isfinite(round_to(exact, output_.dtype)) || near_overflow(exact, output_.dtype);
+                const bool met = decided ? met_in_kind(exact, x, output_.dtype) : finite_[i] == 0;
                 if (!met && t.mismatched++ == 0) t.first_mismatch = static_cast<std::int64_t>(i);
                 continue;
             }
-            const double e = x - exact;
+            const double e = (x - exact) * scale_, ref = exact * scale_, got = x * scale_;
             s.err += e * e;
-            s.ref += exact * exact;
-            s.out += x * x;
-            s.dot += x * exact;
-            if (std::fabs(e) > t.max_abs || t.max_at < 0) {
-                t.max_abs = std::fabs(e);
-                t.max_at = static_cast<std::int64_t>(i);
-            }
+            s.ref += ref * ref;
+            s.out += got * got;
+            s.dot += got * ref;
+            t.max_abs = std::max(t.max_abs, std::fabs(x - exact));
         }
         accumulate(t.all, s);
         accumulate(t.heads[static_cast<std::size_t>(output_.cells[c].head)], s);
@@ -134,7 +147,7 @@ void Gauge::apply_gate(const Totals& t, Measures& m) const {
     m.needed = 0;
     const auto look = [&](double error, double limit, const std::string& what) {
         const double needed = ratio(error, limit);
-        if (!(needed <= m.needed)) {
+        if (needed > m.needed) {
             m.needed = needed;
             m.why = "error over the limit: " + what;
         }
@@ -170,7 +183,7 @@ void Gauge::apply_gate(const Totals& t, Measures& m) const {
             break;
     }
     const double limit = derived_limit(2 * rms(t.all.twin, t.all.count), t.all);
-    m.limit = ratio(limit, reference_rms_);
+    m.limit = ratio(limit, rms(t.all.ref, t.all.count));
     look(rms(t.all.err, t.all.count), limit, "the tensor");
     for (std::size_t h = 0; h < t.heads.size(); ++h)
         look(rms(t.heads[h].err, t.heads[h].count),
@@ -218,6 +231,12 @@ Measures Gauge::measure(std::span<const double> out) const {
             worst_needed = needed;
             worst = c;
         }
+        if (needed > 1) {
+            const Cell& cell = output_.cells[c];
+            if (cell.token >= 0 && (m.first_over < 0 || cell.token < m.first_over)) m.first_over = cell.token;
+            if (std::find(m.heads_over.begin(), m.heads_over.end(), cell.head) == m.heads_over.end())
+                m.heads_over.push_back(cell.head);
+        }
         m.worst_token_nrmse = std::max(m.worst_token_nrmse, nrmse(s));
         m.min_token_cosine = std::min(m.min_token_cosine, cosine(s));
         for (std::size_t i = c * width; i < (c + 1) * width; ++i) {
@@ -228,7 +247,7 @@ Measures Gauge::measure(std::span<const double> out) const {
             if (finite_[i] == 0 || !std::isfinite(x)) continue;
             m.absmax_ref = std::max(m.absmax_ref, std::fabs(exact));
             const bool fixed = gate_.profile == Profile::decode_fp16;
-            over += e > (fixed ? kDecode : limit) ? 1 : 0;
+            over += e > (fixed ? kDecode : limit / scale_) ? 1 : 0;
             nonzero += exact != 0 ? 1 : 0;
             zeros += exact != 0 && x == 0 ? 1 : 0;
             ++m.hist_abs[exponent(e)];

@@ -30,6 +30,8 @@ struct Measures {
     double limit = 0;                                ///< the gate's tensor-wide limit on nrmse (or its own unit)
     double needed = 0;                               ///< error over limit, worst over all the gate looks at; > 1 fails
     Worst worst;                                     ///< where `needed` is, and its largest element
+    std::int64_t first_over = -1;                    ///< first packed token over its limit; -1: none
+    std::vector<std::int64_t> heads_over;            ///< value heads with a cell over its limit
     std::string why;                                 ///< what exceeded the gate, in words; empty if nothing did
 };
 
@@ -44,7 +46,7 @@ std::span<const Gate> gates();
 /// Throws Error("gate") that lists the names.
 Gate gate_from(const std::string& name);
 
-/// Sums over a group of elements.
+/// Sums over a group of elements, of values times the gauge's scale.
 struct Sums {
     double err = 0, ref = 0, out = 0, dot = 0, count = 0;
     double twin = 0, ulp = 0, magnitude = 0;  ///< squares of the twin's error, of half ulps, of magnitudes
@@ -61,6 +63,8 @@ public:
 
     const Output& output() const { return output_; }
     double reference_rms() const { return reference_rms_; }
+    /// Elements that say nothing because the twin overflowed where the exact value is finite.
+    std::int64_t undecided() const { return undecided_; }
     bool zero_reference() const { return zero_reference_; }  ///< identically zero, or empty
     std::span<const char> finite() const { return finite_; }
 
@@ -71,7 +75,6 @@ private:
         std::int64_t mismatched = 0;
         std::int64_t first_mismatch = -1;
         double max_abs = 0;
-        std::int64_t max_at = -1, over = 0;
     };
     Totals add_up(std::span<const double> out) const;
     void apply_gate(const Totals& t, Measures& m) const;
@@ -81,7 +84,9 @@ private:
     Gate gate_;
     std::vector<char> finite_;  ///< 1: enters the sums
     std::vector<Sums> fixed_;   ///< per cell: twin, ulp, magnitude, count
-    double reference_rms_ = 0;
+    double scale_ = 1;          ///< power of two that keeps squares in range
+    double reference_rms_ = 0;  ///< not scaled
+    std::int64_t undecided_ = 0;
     bool zero_reference_ = true;
     std::size_t heads_ = 0, sequences_ = 0;
 };

@@ -1,6 +1,7 @@
 // Every rule of the contract, once, in one order: presence, shapes, strides, types, lengths, options, values, aliasing.
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <initializer_list>
 #include <string>
@@ -13,6 +14,21 @@
 
 namespace tidegate {
 namespace {
+
+/// Every tensor of a call, in the order of its declaration.
+constexpr std::pair<const char*, Tensor Forward::*> kTensors[] = {{"q", &Forward::q},
+                                                                  {"k", &Forward::k},
+                                                                  {"v", &Forward::v},
+                                                                  {"g", &Forward::g},
+                                                                  {"beta", &Forward::beta},
+                                                                  {"a", &Forward::a},
+                                                                  {"b", &Forward::b},
+                                                                  {"A_log", &Forward::A_log},
+                                                                  {"dt_bias", &Forward::dt_bias},
+                                                                  {"initial_state", &Forward::initial_state},
+                                                                  {"cu_seqlens", &Forward::cu_seqlens},
+                                                                  {"o", &Forward::o},
+                                                                  {"final_state", &Forward::final_state}};
 
 [[noreturn]] void fail(const std::string& name, const std::string& given, const std::string& expected) {
     throw Error(name, name + ": given " + given + ", expected " + expected);
@@ -105,8 +121,13 @@ void gates(const Forward& p, const RuleRow& row, std::int64_t B, std::int64_t T,
 }
 
 void options(const Forward& p) {
-    const auto number = [](double x) { return std::to_string(x); };
-    if (p.scale && !std::isfinite(*p.scale)) fail("scale", number(*p.scale), "a finite number");
+    const auto number = [](double x) {
+        char text[32];
+        std::snprintf(text, sizeof text, "%.9g", x);
+        return std::string(text);
+    };
+    if (p.scale && !std::isfinite(static_cast<float>(*p.scale)))
+        fail("scale", number(*p.scale), "a number that is finite in fp32");
     if (p.a.present() && p.gate_form == GateForm::bounded && !(p.lower_bound >= -5 && p.lower_bound < 0))
         fail("lower_bound", number(p.lower_bound), "a number in [-5, 0)");
     if (p.gate_min && !(*p.gate_min <= 0)) fail("gate_min", number(*p.gate_min), "a number <= 0");
@@ -165,23 +186,15 @@ bool meets_itself(const Tensor& t) {
 
 void aliasing(const Forward& p) {
     const std::pair<const char*, const Tensor*> outputs[] = {{"o", &p.o}, {"final_state", &p.final_state}};
-    const std::pair<const char*, const Tensor*> inputs[] = {{"q", &p.q},
-                                                            {"k", &p.k},
-                                                            {"v", &p.v},
-                                                            {"g", &p.g},
-                                                            {"beta", &p.beta},
-                                                            {"a", &p.a},
-                                                            {"b", &p.b},
-                                                            {"A_log", &p.A_log},
-                                                            {"dt_bias", &p.dt_bias},
-                                                            {"cu_seqlens", &p.cu_seqlens}};
     for (const auto& [out_name, out] : outputs) {
         if (meets_itself(*out))
             fail(out_name, "strides that reach an element by two indices", "an element for every index");
         const Extent w = extent(*out);
-        for (const auto& [in_name, in] : inputs) {
-            const Extent r = extent(*in);
-            if (w.first < r.last && r.first < w.last)
+        for (const auto& [in_name, member] : kTensors) {
+            const bool state =
+                member == &Forward::initial_state || member == &Forward::o || member == &Forward::final_state;
+            const Extent r = extent(p.*member);
+            if (!state && w.first < r.last && r.first < w.last)
                 fail(out_name, std::string("memory that overlaps ") + in_name, "memory of its own");
         }
     }
@@ -199,6 +212,13 @@ void aliasing(const Forward& p) {
 
 void check(const Forward& p, bool allow_fp64) {
     const RuleRow& row = row_of(p.rule);
+    for (const auto& [name, member] : kTensors) {
+        const Tensor& t = p.*member;
+        if (t.rank < 0 || t.rank > kMaxRank) fail(name, "rank " + std::to_string(t.rank), "0 (absent) to 5");
+        for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d)
+            if (t.shape[d] < 0) fail(name, "shape " + shape_text(t), "extents >= 0");
+        if (t.present() && bytes_of(t.dtype) == 0) fail(name, "an unknown dtype", "fp32, bf16, fp16, int32 or int64");
+    }
     require("q", p.q, "[B, T, H, K]");
     if (p.q.rank != 4) fail("q", "shape " + shape_text(p.q), "[B, T, H, K]");
     require("v", p.v, "[B, T, HV, V]");
@@ -236,19 +256,8 @@ void check(const Forward& p, bool allow_fp64) {
     shape("o", p.o, rows > T ? "[B, >= T, HV, V]" : "[B, T, HV, V]", {B, rows, HV, V}, true);
     state("final_state", p.final_state);
 
-    const std::pair<const char*, const Tensor*> floats[] = {{"q", &p.q},
-                                                            {"k", &p.k},
-                                                            {"v", &p.v},
-                                                            {"g", &p.g},
-                                                            {"beta", &p.beta},
-                                                            {"a", &p.a},
-                                                            {"b", &p.b},
-                                                            {"A_log", &p.A_log},
-                                                            {"dt_bias", &p.dt_bias},
-                                                            {"initial_state", &p.initial_state},
-                                                            {"o", &p.o},
-                                                            {"final_state", &p.final_state}};
-    for (const auto& [name, tensor] : floats) float_type(name, *tensor, allow_fp64);
+    for (const auto& [name, member] : kTensors)
+        if (member != &Forward::cu_seqlens) float_type(name, p.*member, allow_fp64);
     options(p);
     values(p);
     aliasing(p);

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "tidegate/error.h"
+
 namespace tidegate {
 
 std::int64_t Tensor::size() const {
@@ -13,6 +15,8 @@ std::int64_t Tensor::size() const {
 }
 
 Tensor dense(const void* data, Dtype dtype, std::initializer_list<std::int64_t> shape) {
+    if (shape.size() > static_cast<std::size_t>(kMaxRank))
+        throw Error("shape", "shape: given " + std::to_string(shape.size()) + " extents, expected at most 5");
     Tensor t;
     t.data = const_cast<void*>(data);
     t.dtype = dtype;

@@ -7,7 +7,8 @@
 
 namespace tidegate::subjects {
 
-/// `COMMAND REQUEST ANSWER` by /bin/sh -c, one process a request; with `persistent` one process for all (protocol.md).
+/// `COMMAND REQUEST ANSWER` by /bin/sh -c, one process a request; with `persistent` one process for all
+/// (docs/protocol.md).
 std::unique_ptr<Subject> make_exec(const std::string& command, bool persistent, const Limits& limits);
 
 }  // namespace tidegate::subjects

@@ -5,6 +5,7 @@
 
 #include "cases/request.h"
 #include "io/safetensors.h"
+#include "plan/cpu_plan.h"
 #include "reference/recurrence.h"
 #include "subjects/poison.h"
 #include "subjects/reference_answer.h"
@@ -77,6 +78,11 @@ public:
             return skipped("cpu takes fp32, bf16 and fp16; the case holds fp64");
         problem.o = outputs[0].view;
         problem.final_state = outputs[1].view;
+        // What the contract promises, for `check --properties`.
+        const Plan decided = plan(problem, options_);
+        out.answer.metadata["bit_exact"] = "all";
+        out.answer.metadata["step"] = std::to_string(decided.arithmetic.pass);
+        out.answer.metadata["bucket"] = std::to_string(kCpuBucket);
         const Clock clock;
         forward(problem, options_);
         out.seconds = clock.seconds();
@@ -114,6 +120,7 @@ public:
     Outcome answer(const io::Bundle&) override {
         Outcome out;
         out.answer = io::read_safetensors(path_);
+        out.unwritten = parse_unwritten(out.answer.meta("unwritten"));
         return out;
     }
 

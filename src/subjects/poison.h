@@ -3,6 +3,9 @@
 
 #include <cstdint>
 #include <cstring>
+#include <map>
+#include <string>
+#include <string_view>
 
 #include "io/bundle.h"
 
@@ -36,5 +39,8 @@ inline std::int64_t poisoned(const std::byte* data, Dtype dtype, std::int64_t el
         n += std::memcmp(data + static_cast<std::size_t>(i) * size, &bits, size) == 0 ? 1 : 0;
     return n;
 }
+
+/// Counts that an answer's metadata `unwritten` reports: "o:3,final_state:0". Throws Error("unwritten").
+std::map<std::string, std::int64_t> parse_unwritten(std::string_view text);
 
 }  // namespace tidegate::subjects

@@ -1,7 +1,6 @@
 #include "subjects/spec.h"
 
-#include <algorithm>
-#include <array>
+#include <cmath>
 
 #include "subjects/exec.h"
 #include "subjects/in_process.h"
@@ -34,6 +33,11 @@ std::string trimmed(std::string text) {
 }  // namespace
 
 std::unique_ptr<Subject> make_subject(const std::string& spec, const Settings& settings) {
+    const Limits& limits = settings.limits;
+    if (!(limits.timeout > 0 && std::isfinite(limits.timeout)))
+        throw Error("timeout", "timeout: given " + std::to_string(limits.timeout) + ", expected seconds > 0");
+    if (!(limits.grace >= 0 && std::isfinite(limits.grace)))
+        throw Error("grace", "grace: given " + std::to_string(limits.grace) + ", expected seconds >= 0");
     const std::size_t at = fault_at(spec);
     const std::string base = trimmed(spec.substr(0, at));
     std::unique_ptr<Subject> subject;

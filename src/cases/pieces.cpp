@@ -1,0 +1,128 @@
+#include "cases/pieces.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "problem/number.h"
+
+namespace tidegate::cases {
+namespace {
+
+constexpr const char* kByToken[] = {"q", "k", "v", "g", "beta", "a", "b"};
+
+bool by_token(const std::string& name) {
+    for (const char* n : kByToken)
+        if (name == n) return true;
+    return false;
+}
+
+/// Copies the elements of `from` that `to`'s shape has, index by index; the rest of `to` keeps its value.
+void copy_common(const Tensor& from, const Tensor& to) {
+    std::array<std::int64_t, kMaxRank> i{};
+    std::array<std::int64_t, kMaxRank> n{};
+    for (std::size_t d = 0; d < static_cast<std::size_t>(to.rank); ++d) {
+        n[d] = std::min(from.shape[d], to.shape[d]);
+        if (n[d] == 0) return;
+    }
+    const auto bytes = static_cast<std::size_t>(bytes_of(to.dtype));
+    for (bool more = true; more;) {
+        std::int64_t a = 0, b = 0;
+        for (std::size_t d = 0; d < static_cast<std::size_t>(to.rank); ++d) {
+            a += i[d] * from.stride[d];
+            b += i[d] * to.stride[d];
+        }
+        std::memcpy(static_cast<std::byte*>(to.data) + static_cast<std::size_t>(b) * bytes,
+                    static_cast<const std::byte*>(from.data) + static_cast<std::size_t>(a) * bytes, bytes);
+        more = false;
+        for (std::size_t d = static_cast<std::size_t>(to.rank); d-- > 0 && !more;) {
+            more = ++i[d] < n[d];
+            if (!more) i[d] = 0;
+        }
+    }
+}
+
+/// Rows [first, first + count) of dimension `d`.
+Tensor rows_of(Tensor t, std::size_t d, std::int64_t first, std::int64_t count) {
+    t.data = static_cast<std::byte*>(t.data) + first * t.stride[d] * bytes_of(t.dtype);
+    t.shape[d] = count;
+    return t;
+}
+
+}  // namespace
+
+io::Bundle select(const io::Bundle& request, const NormalForm& form, const std::vector<Piece>& pieces) {
+    io::Bundle out;
+    out.metadata = request.metadata;
+    out.metadata.erase("case");  // it is another case now
+    std::int64_t tokens = 0;
+    std::vector<std::int64_t> cu{0};
+    for (const Piece& p : pieces) cu.push_back(tokens += p.end - p.begin);
+    for (const io::Array& array : request.tensors) {
+        const Tensor from = array.view();
+        if (by_token(array.name)) {
+            std::vector<std::int64_t> shape = array.shape;
+            shape[0] = 1;
+            shape[1] = tokens;
+            io::Array made(array.name, array.dtype, shape);
+            for (std::size_t i = 0; i < pieces.size(); ++i) {
+                const Span s = form.sequence(pieces[i].sequence);
+                const std::int64_t count = pieces[i].end - pieces[i].begin;
+                copy_common(rows_of(rows_of(from, 0, s.batch, 1), 1, s.begin + pieces[i].begin, count),
+                            rows_of(made.view(), 1, cu[i], count));
+            }
+            out.add(std::move(made));
+        } else if (array.name == "initial_state") {
+            std::vector<std::int64_t> shape = array.shape;
+            shape[0] = static_cast<std::int64_t>(pieces.size());
+            io::Array made(array.name, array.dtype, shape);
+            for (std::size_t i = 0; i < pieces.size(); ++i)
+                copy_common(rows_of(from, 0, pieces[i].sequence, 1),
+                            rows_of(made.view(), 0, static_cast<std::int64_t>(i), 1));
+            out.add(std::move(made));
+        } else if (array.name == "A_log" || array.name == "dt_bias") {
+            out.add(array);
+        }
+    }
+    if (pieces.size() == 1) return out;
+    io::Array made("cu_seqlens", Dtype::int64, {static_cast<std::int64_t>(cu.size())});
+    std::memcpy(made.bytes.data(), cu.data(), made.bytes.size());
+    out.add(std::move(made));
+    return out;
+}
+
+io::Bundle zero_pad(const io::Bundle& request, const NormalForm& form, std::int64_t K, std::int64_t V) {
+    io::Bundle out;
+    out.metadata = request.metadata;
+    out.metadata.erase("case");
+    out.metadata["scale"] = fmt::format("{}", form.scale);  // shortest text that reads back as the same double
+    const bool vk = request.meta("state_layout", "kv") == "vk";
+    for (const io::Array& array : request.tensors) {
+        std::vector<std::int64_t> shape = array.shape;
+        const std::string& n = array.name;
+        if (n == "q" || n == "k" || ((n == "g" || n == "a") && shape.size() == 4))
+            shape[3] = K;
+        else if (n == "v")
+            shape[3] = V;
+        else if (n == "initial_state")
+            shape[2] = vk ? V : K, shape[3] = vk ? K : V;
+        io::Array made(n, array.dtype, shape);
+        if (n == "dt_bias" && form.gate.decay == Decay::vector) {  // [HV * K] is [HV, K]
+            made = io::Array(n, array.dtype, {form.value_heads, K});
+            Tensor from = array.view();
+            from.rank = 2;
+            from.shape[0] = form.value_heads;
+            from.shape[1] = form.K;
+            from.stride[0] = form.K;
+            from.stride[1] = 1;
+            copy_common(from, made.view());
+            made.shape = {form.value_heads * K};
+        } else {
+            copy_common(array.view(), made.view());
+        }
+        out.add(std::move(made));
+    }
+    return out;
+}
+
+}  // namespace tidegate::cases

@@ -1,0 +1,23 @@
+// Requests made of parts of another: sequences alone, cut, repeated, or zero-padded.
+#pragma once
+
+#include <vector>
+
+#include "io/bundle.h"
+#include "problem/normal_form.h"
+
+namespace tidegate::cases {
+
+/// Tokens [begin, end) of sequence n, counted from its start, as a sequence of its own.
+struct Piece {
+    std::int64_t sequence, begin, end;
+};
+
+/// The pieces as packed sequences, in order (one piece: a batch of one). Initial states follow their sequences; those
+/// of pieces that do not begin at 0 are the caller's to set.
+io::Bundle select(const io::Bundle& request, const NormalForm& form, const std::vector<Piece>& pieces);
+
+/// K and V zero-padded; the scale is held, decays of new channels are 1.
+io::Bundle zero_pad(const io::Bundle& request, const NormalForm& form, std::int64_t K, std::int64_t V);
+
+}  // namespace tidegate::cases
