@@ -71,7 +71,7 @@ TEST_F(Cli, VersionAndHelp) {
 TEST_F(Cli, UsageErrorsAreTwoAndSayWhatWasExpected) {
     const std::pair<std::string, const char*> bad[] = {
         {"", "subcommand"},
-        {"bogus", "check, run or plan"},
+        {"bogus", "check, run, plan or bench"},
         {"check " + kCase + " --subject exec:true --grace nan", "grace"},
         {"run " + kCase + " /tmp/x --subject exec:true --timeout -1", "timeout"},
         {"check", "FILE"},

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace tidegate {
 
@@ -15,13 +16,13 @@ struct Options {
 /// instruction set alone. `schedule` holds what changes none.
 struct Plan {
     struct Arithmetic {
-        std::string path;           ///< the kernel's name in the inventory
-        std::string isa;            ///< instruction set the kernel was compiled for
+        std::string_view path;           ///< the kernel's name in the inventory
+        std::string_view isa;            ///< instruction set the kernel was compiled for
         std::int64_t bucket_k = 0;  ///< K as the kernel pads it
         std::int64_t bucket_v = 0;  ///< V as the kernel pads it
         std::int64_t pass = 0;      ///< tokens a pass: `resumable` holds at multiples of it
-        std::string operands;       ///< type of the products' operands
-        std::string accumulate;     ///< type of state and sums
+        std::string_view operands;       ///< type of the products' operands
+        std::string_view accumulate;     ///< type of state and sums
         bool operator==(const Arithmetic&) const = default;
     } arithmetic;
     struct Schedule {

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <memory>
 
 #include "cases/case.h"
 #include "cases/random.h"
@@ -105,12 +106,20 @@ private:
     }
 
     Fill unit_rows(Stream stream) const {
-        return [this, x = normal(stream)](const Row& r, std::int64_t h, std::int64_t i) {
-            double sum = 0;
-            for (std::int64_t j = 0; j < c_.K; ++j) sum += x(r, h, j) * x(r, h, j);
-            if (sum == 0) return i == 0 ? 1.0 : 0.0;  // no direction: any unit vector
-            return x(r, h, i) / std::sqrt(sum);
+        struct Last {  // rows are filled in order: a row's norm is needed K times in a row
+            std::uint64_t at = ~0ULL;
+            double norm = 0;
         };
+        return
+            [this, x = normal(stream), last = std::make_shared<Last>()](const Row& r, std::int64_t h, std::int64_t i) {
+                if (const std::uint64_t at = index(r, h, 0); at != last->at) {
+                    double sum = 0;
+                    for (std::int64_t j = 0; j < c_.K; ++j) sum += x(r, h, j) * x(r, h, j);
+                    *last = {at, std::sqrt(sum)};
+                }
+                if (last->norm == 0) return i == 0 ? 1.0 : 0.0;  // no direction: any unit vector
+                return x(r, h, i) / last->norm;
+            };
     }
 
     void qkv() {

@@ -17,7 +17,8 @@ constexpr std::array kSuites{
     Suite{"varlen", "packed sequences: empty, short, many, identical"},
     Suite{"states", "initial and final states, layouts, types"},
     Suite{"field", "inputs that have broken real kernels"},
-    Suite{"all", "all of the above"},
+    Suite{"peers-cpu", "prefill shapes that `bench` times beside a peer (fp32; not part of all)"},
+    Suite{"all", "all of the above but peers-cpu"},
 };
 
 /// Ids without rule, pass and dtype ("B,T,H,HV,K,V/keys.../seed"), in the order they are tried.
@@ -164,7 +165,16 @@ Tails field(Dtype dtype, bool vector) {
     return list;
 }
 
+/// H = 32, D = 128: the shape of the field's benchmark tables.
+Tails peers(Dtype dtype) {
+    Tails list;
+    for (const char* T : {"1", "64", "256", "1024"})
+        if (dtype == Dtype::fp32) list.push_back("1," + std::string(T) + ",32,32,128,128/h0=1/1");
+    return list;
+}
+
 Tails tails_of(const std::string& name, Dtype dtype, bool vector) {
+    if (name == "peers-cpu") return peers(dtype);
     if (name == "quick") return quick();
     if (name == "tails") return tails();
     if (name == "gates") return gates(vector);
@@ -173,7 +183,7 @@ Tails tails_of(const std::string& name, Dtype dtype, bool vector) {
     if (name == "field") return field(dtype, vector);
     Tails all;
     for (const Suite& part : kSuites)
-        if (part.name != name)
+        if (part.name != name && std::string(part.name) != "peers-cpu")
             for (const std::string& tail : tails_of(part.name, dtype, vector)) all.push_back(tail);
     return all;
 }

@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdio>
 #include <new>
+#include <string_view>
 
 #include "cases/suite.h"
 #include "cli/exit_code.h"
@@ -17,6 +18,7 @@
 #include "judge/properties.h"
 #include "problem/rules.h"
 #include "subjects/child.h"
+#include "subjects/lib.h"
 #include "tidegate/error.h"
 #include "tidegate/version.h"
 
@@ -37,7 +39,7 @@ const char* const kSubjectHelp =
 
 void add_subject(CLI::App& app, std::string& subject, tidegate::subjects::Settings& s) {
     app.add_option("--subject", subject, kSubjectHelp)->capture_default_str();
-    app.add_option("--timeout", s.limits.timeout, "seconds a case, for exec subjects")->capture_default_str();
+    app.add_option("--timeout", s.limits.timeout, "seconds a case, for lib and exec subjects")->capture_default_str();
     app.add_option("--grace", s.limits.grace, "more seconds while the child's CPU time grows")->capture_default_str();
     app.add_option("--threads", s.threads, "threads of in-process subjects; 0: all cores")->capture_default_str();
 }
@@ -65,6 +67,9 @@ void on_signal(int signal) {
 }  // namespace
 
 int main(int argc, char** argv) {
+    // Hidden: how a lib: subject runs the tool again (subjects/lib.h).
+    if (argc >= 3 && std::string_view(argv[1]) == "lib-child")
+        return tidegate::subjects::lib_child({argv + 2, argv + argc});
     fill_standard_streams();
     for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) std::signal(signal, on_signal);
     CLI::App app{"Tidegate: delta-rule linear attention, computed and proved", "tidegate"};
@@ -119,8 +124,19 @@ int main(int argc, char** argv) {
     p.add_option("--threads", plan.threads, "0: all cores")->capture_default_str();
     p.add_option("--json", plan.json, "write a JSON record to a file, - for stdout");
 
+    cli::BenchOptions bench;
+    CLI::App& b = *app.add_subcommand("bench", "time the CPU kernels, beside the machine's ceilings and a peer");
+    b.add_option("case", bench.target, "a case id");
+    b.add_option("--suite", bench.suite, names(tidegate::cases::suites()));
+    b.add_option("--rule", bench.rule, names(tidegate::rules()) + "; filters a suite");
+    b.add_option("--dtype", bench.dtype, "fp32 | bf16 | fp16; filters a suite");
+    b.add_option("--threads", bench.threads, "thread counts, by commas; default 1 and all cores")->delimiter(',');
+    b.add_option("--seconds", bench.seconds, "time spent on a row")->capture_default_str();
+    b.add_option("--peer", bench.peer, "a peer's plugin; default: libtidegate_peer_ggml.so beside the tool");
+    b.add_option("--json", bench.json, "write JSON Lines to a file, - for stdout");
+
     if (argc > 1 && argv[1][0] != '-' && !has_verb(app, argv[1])) {
-        std::fprintf(stderr, "tidegate: verb: given '%s', expected check, run or plan\n", argv[1]);
+        std::fprintf(stderr, "tidegate: verb: given '%s', expected check, run, plan or bench\n", argv[1]);
         return cli::kUsage;
     }
     try {
@@ -134,7 +150,10 @@ int main(int argc, char** argv) {
         check.isa = isa;
         if (!isa.empty()) tidegate::cpu::force_isa(isa);
         tidegate::cpu::read_environment();
-        code = c.parsed() ? cli::check(check) : r.parsed() ? cli::run(run) : cli::plan(plan);
+        code = c.parsed()   ? cli::check(check)
+               : r.parsed() ? cli::run(run)
+               : b.parsed() ? cli::bench(bench)
+                            : cli::plan(plan);
     } catch (const tidegate::subjects::Unavailable& e) {
         std::fprintf(stderr, "tidegate: %s\n", e.what());
         code = cli::kNothing;

@@ -38,6 +38,7 @@ public:
     void mutant(const Labels& labels, const char* name, judge::Sight sight);
     void property(const Labels& labels, const judge::PropertyResult& property);
     void plan(const std::string& rule, const Plan& plan);
+    void bench(const std::string& fields) { line(fields); }
     void summary(const Counts& counts, double seconds);
 
 private:

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "subjects/spec.h"
 
@@ -35,5 +36,12 @@ struct PlanOptions {
     int threads = 0;
 };
 int plan(const PlanOptions& options);
+
+struct BenchOptions {
+    std::string target, suite, rule, dtype, json, peer;
+    std::vector<int> threads;
+    double seconds = 1.5;  ///< a row
+};
+int bench(const BenchOptions& options);
 
 }  // namespace tidegate::cli

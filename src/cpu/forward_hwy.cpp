@@ -18,6 +18,7 @@
 #include <hwy/highway.h>
 
 #include "cpu/front-inl.h"
+#include "cpu/prefetch.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tidegate::cpu::HWY_NAMESPACE {
@@ -157,17 +158,15 @@ private:
             loader.rows(at(p * kRows), reads(p), rows_);
             front(reads(p), coefficients_[p + 1], triangles_[p]);
         }
-        for (std::size_t c = 0; c < V_; c += W_) {
-            StateView from = source(c);
-            for (std::size_t p = 0; p < passes; ++p) {
-                const std::size_t writes = p > 0 ? kRank : writes_;
-                float* delta = delta_ + c * kRank;
-                choose_sweep(writes, reads(p))(K_, coefficients_[p], coefficients_[p + 1], from, workspace(c), delta,
-                                               read_, out_, W_);
-                if (writes > 0) from = workspace(c);
-                connect(triangles_[p], reads(p), v_ + p * kRows * V_ + c, o_ + p * kRows * V_ + c, delta);
-            }
-        }
+        // Two slices take turns: while the rows of one pass wait for each other in connect(), the other slice sweeps.
+        Prefetch ahead(nf_, n_, h_, at(rows), kBlock);
+        const auto sweeps = static_cast<std::int64_t>(passes * (V_ / W_));
+        for (std::size_t c = 0; c < V_; c += 2 * W_)
+            for (std::size_t p = 0; p < passes; ++p)
+                for (std::size_t d = c; d < std::min(c + 2 * W_, V_); d += W_) {
+                    ahead.some(sweeps);
+                    pass(p, reads(p), d);
+                }
         updated_ = updated_ || writes_ > 0 || passes > 1;
         writes_ = kTied ? reads(passes - 1) : kRank;
         std::copy_n(coefficients_[passes].write, kRank * Kp_, coefficients_[0].write);
@@ -176,6 +175,18 @@ private:
             if (at(r + 1) % nf_.steps == 0)
                 narrow(nf_.o.dtype, o_ + r * V_, columns_, nf_.o.data,
                        offset_of(nf_.o, span_.batch, at(r) / nf_.steps, h_, first_));
+    }
+
+    /// Pass p of the block over the slice at column c.
+    void pass(std::size_t p, std::size_t reads, std::size_t c) {
+        const std::size_t writes = p > 0 ? kRank : writes_;
+        const bool moved = p > 1 || (p == 1 && writes_ > 0);  // into the workspace, by an earlier pass of this block
+        const StateView from = moved ? workspace(c) : source(c);
+        float* delta = delta_ + c * kRank;
+        choose_sweep(writes, reads)(K_, coefficients_[p], coefficients_[p + 1], from, workspace(c), delta, read_, out_,
+                                    W_);
+        const std::size_t at = p * kRows * V_ + c;
+        connect(triangles_[p], reads, v_ + at, o_ + at, delta);
     }
 
     void front(std::size_t m, const Coefficients& c, Triangles& tri) {
@@ -266,15 +277,15 @@ HWY_EXPORT(isa);
 #include "cpu/inventory.inc"
 #undef KERNEL
 
-std::vector<KernelRow> inventory() {
-    return {
+std::array<KernelRow, kKernels> inventory() {
+    return {{
 #define KERNEL(function, path, tied) {path, tied, &HWY_DYNAMIC_DISPATCH(function)},
 #include "cpu/inventory.inc"
 #undef KERNEL
-    };
+    }};
 }
 
-std::string current_isa() { return HWY_DYNAMIC_DISPATCH(isa)(); }
+std::string_view current_isa() { return HWY_DYNAMIC_DISPATCH(isa)(); }
 
 std::vector<std::string> available_isas() {
     std::vector<std::string> names;

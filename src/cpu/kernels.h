@@ -1,7 +1,9 @@
 // What the CPU backend offers to the rest of the library and to its tests.
 #pragma once
 
+#include <array>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "plan/cpu_plan.h"
@@ -23,18 +25,31 @@ struct KernelRow {
 };
 
 /// The inventory, for the instruction set in force.
-std::vector<KernelRow> inventory();
+inline constexpr std::size_t kKernels = 0
+#define KERNEL(function, path, tied) +1
+#include "cpu/inventory.inc"
+#undef KERNEL
+    ;
+std::array<KernelRow, kKernels> inventory();
 
 /// Instruction sets compiled in and usable on this machine, best first ("AVX3", "AVX2", "SSE4", ...).
 std::vector<std::string> available_isas();
 /// The one that calls take now.
-std::string current_isa();
+std::string_view current_isa();
 /// TIDEGATE_ISA forces one, unless force_isa() has; read once. Throws Error("isa") as force_isa().
 void read_environment();
 /// Forces one for the whole process; "" returns to the best. Throws Error("isa") if it is not available.
 void force_isa(const std::string& name);
 
+/// Carries a plan out. The calling thread keeps its workspace for its next call; nothing else is allocated.
 void run(const NormalForm& nf, const Plan& plan);
+/// Bytes of workspace that all threads keep now.
+std::int64_t allocated_bytes();
 CpuMachine this_machine();
+
+/// Measured now, best of several: FLOP/s of fused multiply-adds on the instruction set in force, and bytes/s read and
+/// written by a copy that no cache holds.
+double fma_peak(int threads);
+double copy_bandwidth(int threads);
 
 }  // namespace tidegate::cpu

@@ -22,7 +22,7 @@ public:
     }
 
     /// False when another caller holds the pool.
-    bool run(std::int64_t tasks, int threads, const std::function<void(std::int64_t, int)>& task) {
+    bool run(std::int64_t tasks, int threads, TaskRef task) {
         const std::unique_lock owner(owner_, std::try_to_lock);
         if (!owner) return false;
         {
@@ -69,7 +69,7 @@ private:
     std::mutex mutex_;  // guards what follows, and hands the job over
     std::condition_variable wake_, done_;
     std::vector<std::thread> workers_;
-    const std::function<void(std::int64_t, int)>* task_ = nullptr;
+    const TaskRef* task_ = nullptr;
     std::int64_t tasks_ = 0;
     std::atomic<std::int64_t> next_{0};
     std::uint64_t job_ = 0;
@@ -79,7 +79,7 @@ private:
 
 }  // namespace
 
-void parallel_for(std::int64_t tasks, int threads, const std::function<void(std::int64_t, int)>& task) {
+void parallel_for(std::int64_t tasks, int threads, TaskRef task) {
     static Pool pool;
     thread_local bool inside = false;  // a task that calls us would wait for itself
     if (threads > 1 && tasks > 1 && !inside) {

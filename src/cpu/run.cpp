@@ -1,8 +1,8 @@
 // A plan carried out on the CPU, and the public verbs of the library.
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
 #include <new>
 #include <string_view>
 #include <thread>
@@ -16,26 +16,55 @@ namespace tidegate {
 namespace cpu {
 
 CpuMachine this_machine() {
-    return {current_isa(), static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))};
+    static const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+    return {current_isa(), cores};
 }
+
+namespace {
+
+std::atomic<std::int64_t> allocated{0};
+
+/// The calling thread's workspace. It grows and is kept: a fresh one would cost a page fault every 4 KiB of every call.
+float* workspace_of(std::int64_t bytes) {
+    constexpr std::align_val_t kAlignment{64};
+    struct Kept {
+        float* data = nullptr;
+        std::int64_t bytes = 0;
+        ~Kept() { release(); }
+        void release() {
+            ::operator delete(data, kAlignment);
+            allocated -= bytes;
+            data = nullptr;
+            bytes = 0;
+        }
+    };
+    thread_local Kept kept;
+    if (bytes > kept.bytes) {
+        kept.release();
+        kept.data = static_cast<float*>(::operator new(static_cast<std::size_t>(bytes), kAlignment));
+        kept.bytes = bytes;
+        allocated += bytes;
+    }
+    return kept.data;
+}
+
+}  // namespace
+
+std::int64_t allocated_bytes() { return allocated; }
 
 void run(const NormalForm& nf, const Plan& plan) {
     Kernel kernel = nullptr;
     for (const KernelRow& row : inventory())
         if (row.path == plan.arithmetic.path) kernel = row.kernel;
-    if (kernel == nullptr) throw Error("plan", "plan: no CPU kernel is called " + plan.arithmetic.path);
+    if (kernel == nullptr) throw Error("plan", "plan: no CPU kernel is called " + std::string(plan.arithmetic.path));
 
-    constexpr std::align_val_t kAlignment{64};
     const auto& s = plan.schedule;
-    const auto bytes = static_cast<std::size_t>(s.workspace_bytes);
-    const auto release = [](float* p) { ::operator delete(p, kAlignment); };
-    const std::unique_ptr<float, decltype(release)> workspace(static_cast<float*>(::operator new(bytes, kAlignment)),
-                                                              release);
+    float* const workspace = workspace_of(s.workspace_bytes);
     const std::int64_t slices = (nf.V + s.slice_v - 1) / s.slice_v, heads = nf.value_heads;
     const std::int64_t each = workspace_floats(nf.K, s.slice_v);
     parallel_for(s.tasks, s.threads, [&](std::int64_t i, int worker) {
         const std::int64_t column = i % slices * s.slice_v;
-        kernel(nf, {i / slices / heads, i / slices % heads, column, s.slice_v, workspace.get() + worker * each});
+        kernel(nf, {i / slices / heads, i / slices % heads, column, s.slice_v, workspace + worker * each});
     });
 }
 

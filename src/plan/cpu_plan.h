@@ -1,7 +1,7 @@
 // The CPU's plan.
 #pragma once
 
-#include <string>
+#include <string_view>
 
 #include "problem/normal_form.h"
 #include "tidegate/plan.h"
@@ -10,7 +10,7 @@ namespace tidegate {
 
 /// What the plan may know of the machine.
 struct CpuMachine {
-    std::string isa;  ///< instruction set that dispatch will take
+    std::string_view isa;  ///< instruction set that dispatch will take
     int cores = 1;
 };
 

@@ -7,10 +7,12 @@ std::string Plan::text() const {
     const auto& a = arithmetic;
     const auto& s = schedule;
     const auto number = [](auto n) { return std::to_string(n); };
-    return "arithmetic: path=" + a.path + " isa=" + a.isa + " bucket=" + number(a.bucket_k) + "x" + number(a.bucket_v) +
-           " pass=" + number(a.pass) + " operands=" + a.operands + " accumulate=" + a.accumulate +
-           "\nschedule:   threads=" + number(s.threads) + " tasks=" + number(s.tasks) +
-           " slice_v=" + number(s.slice_v) + " workspace=" + number(s.workspace_bytes) + " bytes";
+    const auto word = [](std::string_view w) { return std::string(w); };
+    return "arithmetic: path=" + word(a.path) + " isa=" + word(a.isa) + " bucket=" + number(a.bucket_k) + "x" +
+           number(a.bucket_v) + " pass=" + number(a.pass) + " operands=" + word(a.operands) +
+           " accumulate=" + word(a.accumulate) + "\nschedule:   threads=" + number(s.threads) +
+           " tasks=" + number(s.tasks) + " slice_v=" + number(s.slice_v) + " workspace=" + number(s.workspace_bytes) +
+           " bytes";
 }
 
 }  // namespace tidegate

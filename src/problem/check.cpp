@@ -1,11 +1,11 @@
 // Every rule of the contract, once, in one order: presence, shapes, strides, types, lengths, options, values, aliasing.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <initializer_list>
 #include <string>
-#include <vector>
 
 #include "problem/normal_form.h"
 #include "problem/number.h"
@@ -50,11 +50,10 @@ void require(const char* name, const Tensor& t, const char* layout) {
 void shape(const char* name, const Tensor& t, const char* layout, std::initializer_list<std::int64_t> want,
            bool channels) {
     require(name, t, layout);
-    const std::string expected = std::string(layout) + " = " + text(want);
-    if (t.rank != static_cast<std::int32_t>(want.size())) fail(name, "shape " + shape_text(t), expected);
+    bool fits = t.rank == static_cast<std::int32_t>(want.size());
     std::size_t d = 0;
-    for (const std::int64_t n : want)
-        if (t.shape[d++] != n) fail(name, "shape " + shape_text(t), expected);
+    for (const std::int64_t n : want) fits = fits && t.shape[d++] == n;
+    if (!fits) fail(name, "shape " + shape_text(t), std::string(layout) + " = " + text(want));
     if (t.size() > 0 && t.data == nullptr) fail(name, "a null pointer", "memory for " + shape_text(t));
     if (t.device != Device::cpu) fail(name, "a CUDA tensor", "CPU memory: this build has no CUDA backend");
     const auto last = static_cast<std::size_t>(t.rank - 1);
@@ -172,14 +171,18 @@ Extent extent(const Tensor& t) {
 /// Sufficient for disjoint elements: by growing stride, each dimension steps over all that the ones before it span.
 bool meets_itself(const Tensor& t) {
     if (t.size() == 0) return false;
-    std::vector<std::pair<std::int64_t, std::int64_t>> dimensions;  // stride, extent
-    for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d)
-        if (t.shape[d] > 1) dimensions.emplace_back(std::abs(t.stride[d]), t.shape[d]);
-    std::sort(dimensions.begin(), dimensions.end());
+    std::array<std::pair<std::int64_t, std::int64_t>, kMaxRank> dimensions;  // stride, extent; by growing stride
+    std::size_t count = 0;
+    for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) {
+        if (t.shape[d] < 2) continue;
+        std::size_t at = count++;
+        for (; at > 0 && dimensions[at - 1].first > std::abs(t.stride[d]); --at) dimensions[at] = dimensions[at - 1];
+        dimensions[at] = {std::abs(t.stride[d]), t.shape[d]};
+    }
     std::int64_t span = 1;
-    for (const auto& [stride, extent] : dimensions) {
-        if (stride < span) return true;
-        span += (extent - 1) * stride;
+    for (std::size_t d = 0; d < count; ++d) {
+        if (dimensions[d].first < span) return true;
+        span += (dimensions[d].second - 1) * dimensions[d].first;
     }
     return false;
 }

@@ -4,6 +4,7 @@
 
 #include "subjects/exec.h"
 #include "subjects/in_process.h"
+#include "subjects/lib.h"
 #include "tidegate/error.h"
 
 namespace tidegate::subjects {
@@ -47,14 +48,17 @@ std::unique_ptr<Subject> make_subject(const std::string& spec, const Settings& s
         subject = make_reference();
     else if (starts_with(base, "exec:") && base.size() > 5)
         subject = make_exec(base.substr(5), settings.persistent, settings.limits);
+    else if (starts_with(base, "lib:") && base.size() > 4)
+        subject = make_lib(base.substr(4), settings.limits);
     else if (starts_with(base, "file:") && base.size() > 5)
         subject = make_file(base.substr(5));
     else if (base == "cuda")
         throw Unavailable("subject", "subject: given 'cuda', but this build has no CUDA backend");
     else
-        throw Error("subject",
-                    "subject: given '" + spec +
-                        "', expected cpu, reference, exec:COMMAND or file:PATH, with an optional +fault:NAME");
+        throw Error(
+            "subject",
+            "subject: given '" + spec +
+                "', expected cpu, reference, exec:COMMAND, lib:PATH.so or file:PATH, with an optional +fault:NAME");
     if (at == std::string::npos) return subject;
     const faults::Fault& fault = faults::find(spec.substr(at + std::string(kFault).size()));
     const bool ours = base == "cpu" || base == "reference";

@@ -20,9 +20,9 @@ struct Settings {
     int threads = 0;          ///< of in-process subjects
 };
 
-/// cpu | reference | exec:COMMAND | file:PATH, each with an optional +fault:NAME at its end. Inside exec:COMMAND a
-/// fault glued to a subject of that command's own (`--subject cpu+fault:X`) belongs to the command. Throws
-/// Error("subject").
+/// cpu | reference | exec:COMMAND | lib:PATH.so | file:PATH, each with an optional +fault:NAME at its end. Inside
+/// exec:COMMAND a fault glued to a subject of that command's own (`--subject cpu+fault:X`) belongs to the command.
+/// Throws Error("subject").
 std::unique_ptr<Subject> make_subject(const std::string& spec, const Settings& settings);
 
 }  // namespace tidegate::subjects

@@ -1,0 +1,237 @@
+// tidegate bench: medians over repeats, the machine's ceilings and a peer's kernel in the same run.
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <optional>
+#include <thread>
+
+#include "bench/peer.h"
+#include "cases/request.h"
+#include "cases/suite.h"
+#include "cli/exit_code.h"
+#include "cli/report.h"
+#include "cli/verbs.h"
+#include "cpu/kernels.h"
+#include "problem/rules.h"
+#include "tidegate/error.h"
+#include "tidegate/forward.h"
+
+namespace tidegate::cli {
+namespace {
+
+double seconds_of(const auto& body) {
+    const auto start = std::chrono::steady_clock::now();
+    body();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+struct Times {
+    std::vector<double> all;
+    double at(double share) {  // a quantile
+        std::sort(all.begin(), all.end());
+        return all[static_cast<std::size_t>(share * static_cast<double>(all.size() - 1) + 0.5)];
+    }
+    double median() { return at(0.5); }
+};
+
+/// A peer's plugin, loaded once; absent is a reason, not an error.
+class Peer {
+public:
+    explicit Peer(std::string path) {
+        if (path.empty())
+            path = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "libtidegate_peer_ggml.so";
+        if (!std::filesystem::exists(path)) {
+            why_ = "skipped: run bench/setup.sh";
+            return;
+        }
+        void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays loaded
+        if (library == nullptr) {
+            why_ = std::string("skipped: ") + dlerror();
+            return;
+        }
+        const auto symbol = [&](auto& function, const char* name) {
+            function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+            if (function == nullptr) why_ = std::string("skipped: the plugin lacks ") + name;
+        };
+        symbol(name_, "tg_peer_name");
+        symbol(open_, "tg_peer_open");
+        symbol(run_, "tg_peer_run");
+        symbol(answer_, "tg_peer_answer");
+        symbol(close_, "tg_peer_close");
+    }
+    const std::string& why() const { return why_; }
+    std::string name() const { return why_.empty() ? name_() : "none"; }
+
+    decltype(&tg_peer_name) name_ = nullptr;
+    decltype(&tg_peer_open) open_ = nullptr;
+    decltype(&tg_peer_run) run_ = nullptr;
+    decltype(&tg_peer_answer) answer_ = nullptr;
+    decltype(&tg_peer_close) close_ = nullptr;
+
+private:
+    std::string why_;
+};
+
+class Bench {
+public:
+    explicit Bench(const BenchOptions& options) : o_(options), peer_(options.peer), records_(options.json) {
+        if (!(o_.seconds > 0 && o_.seconds < 600))
+            throw Error("seconds", "seconds: expected a time above 0 and below 600");
+        for (const int t : o_.threads)
+            if (t < 1 || t > 4096)
+                throw Error("threads", "threads: given " + std::to_string(t) + ", expected 1 to 4096");
+        threads_ = o_.threads;
+        if (threads_.empty()) {
+            threads_ = {1};
+            if (cpu::this_machine().cores > 1) threads_.push_back(cpu::this_machine().cores);
+        }
+    }
+
+    int run() {
+        std::vector<cases::Case> list;
+        if (o_.target.empty() == o_.suite.empty()) throw Error("bench", "bench: expected a case id or --suite NAME");
+        if (o_.suite.empty()) {
+            list.push_back(cases::parse(o_.target));
+        } else {
+            cases::Filter filter;
+            if (!o_.rule.empty()) filter.rule = rule_from(o_.rule);
+            if (!o_.dtype.empty()) filter.dtype = cases::dtype_from(o_.dtype);
+            list = cases::suite(o_.suite, filter);
+        }
+        if (list.empty()) return kNothing;
+        std::FILE* to = o_.json == "-" ? stderr : stdout;
+        std::string ceilings;
+        for (const int t : threads_) {
+            peak_[t] = cpu::fma_peak(t);
+            ceilings += fmt::format("; {} thread{}: {:.1f} GFLOP/s FMA, {:.1f} GB/s copy", t, t == 1 ? "" : "s",
+                                    peak_[t] * 1e-9, cpu::copy_bandwidth(t) * 1e-9);
+        }
+        fmt::print(to, "isa {}, peer {}{}\n", cpu::current_isa(), peer_.name(), ceilings);
+        Table table(
+            {"case", "path", "threads", "ms", "spread", "GFLOP/s", "of peak", "peer ms", "ratio", "peer nrmse"});
+        for (const cases::Case& c : list) one(c, table);
+        table.print(to);
+        fmt::print(
+            to, "  GFLOP/s: 6 K V a head and token; ms: median; spread: (90 % - 10 %) / median; ratio: peer ms / ms\n");
+        return kPass;
+    }
+
+private:
+    void one(const cases::Case& c, Table& table) {
+        const io::Bundle request = cases::generate(c);
+        io::Bundle answer = cases::empty_answer(request);
+        Forward problem = cases::bind(request);
+        problem.check_values = false;
+        cases::attach(problem, answer);
+        const double flop = 6.0 * static_cast<double>(c.K * c.V) * static_cast<double>(c.B * c.T * c.HV);
+        for (const int threads : threads_) {
+            Options options;
+            options.threads = threads;
+            const Plan decided = plan(problem, options);
+            std::string why = peer_.why();
+            void* peer = why.empty() ? open(c, request, problem, threads, why) : nullptr;
+            Times ours, theirs;
+            forward(problem, options);  // pages, pool and caches
+            if (peer != nullptr) peer_.run_(peer);
+            // Blocks in turns, so that what disturbs the machine disturbs both. After its own, a threaded peer's
+            // workers may spin for a while: they are given the time to sleep.
+            const auto block = [](Times& times, const auto& body) {
+                double total = 0;
+                for (int i = 0; i == 0 || (total < 0.04 && i < 200); ++i)
+                    total += times.all.emplace_back(seconds_of(body));
+            };
+            const auto start = std::chrono::steady_clock::now();
+            const auto spent = [&] {
+                return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+            };
+            while (ours.all.size() < 3 || spent() < o_.seconds) {
+                block(ours, [&] { forward(problem, options); });
+                if (peer == nullptr) continue;
+                block(theirs, [&] { peer_.run_(peer); });
+                if (threads > 1) std::this_thread::sleep_for(std::chrono::milliseconds(15));
+            }
+            const double ms = ours.median() * 1e3, gflops = flop / ours.median() * 1e-9;
+            const double spread = (ours.at(0.9) - ours.at(0.1)) / ours.median();
+            std::string peer_ms = why, ratio, nrmse, json_ratio = "null";
+            if (peer != nullptr) {
+                peer_ms = fmt::format("{:.3f}", theirs.median() * 1e3);
+                ratio = fmt::format("{:.2f}", theirs.median() / ours.median());
+                nrmse = fmt::format("{:.1e}", difference(peer, answer));
+                json_ratio = number(theirs.median() / ours.median());
+                peer_.close_(peer);
+            }
+            table.add({cases::id_of(c), std::string(decided.arithmetic.path), std::to_string(threads),
+                       fmt::format("{:.3f}", ms), fmt::format("{:.0f} %", spread * 100), fmt::format("{:.1f}", gflops),
+                       fmt::format("{:.0f} %", gflops * 1e9 / peak_[threads] * 100), peer_ms, ratio, nrmse});
+            records_.bench(fmt::format(
+                R"("record":"bench","protocol":1,"case":"{}","path":"{}","isa":"{}","threads":{},"ms":{},"spread":{},"runs":{},)"
+                R"("gflops":{},"peak_gflops":{},"peer":{},"peer_ms":{},"ratio_ggml":{})",
+                cases::id_of(c), decided.arithmetic.path, decided.arithmetic.isa, threads, number(ms), number(spread),
+                ours.all.size(), number(gflops), number(peak_[threads] * 1e-9),
+                quoted(peer != nullptr ? peer_.name() : why), peer != nullptr ? number(theirs.median() * 1e3) : "null",
+                json_ratio));
+        }
+    }
+
+    void* open(const cases::Case& c, const io::Bundle& request, const Forward& problem, int threads, std::string& why) {
+        const io::Array* state = request.find("initial_state");
+        const bool plain = c.dtype == Dtype::fp32 && c.B == 1 && !problem.cu_seqlens.present() && problem.g.present() &&
+                           state != nullptr && !problem.qk_l2norm && !problem.state_v_first && c.key("strides").empty();
+        if (!plain) {
+            why = "skipped: the peer takes plain fp32 cases of one sequence with a state";
+            return nullptr;
+        }
+        const auto floats = [](const Tensor& t) { return static_cast<const float*>(t.data); };
+        const tg_peer_problem p{name_of(c.rule),
+                                c.T,
+                                c.H,
+                                c.HV,
+                                c.K,
+                                c.V,
+                                threads,
+                                problem.scale.value_or(1 / std::sqrt(static_cast<double>(c.K))),
+                                floats(problem.q),
+                                floats(problem.k),
+                                floats(problem.v),
+                                floats(problem.g),
+                                floats(problem.beta),
+                                floats(problem.initial_state)};
+        char message[256] = "";
+        void* peer = peer_.open_(&p, message, sizeof message);
+        if (peer == nullptr) why = std::string("skipped: ") + message;
+        return peer;
+    }
+
+    /// RMS of the difference of both o, over ours: a peer that computes something else is no peer.
+    double difference(void* peer, const io::Bundle& answer) const {
+        const io::Array& o = *answer.find("o");
+        const io::Array& state = *answer.find("final_state");
+        std::vector<float> theirs(static_cast<std::size_t>(o.size())),
+            their_state(static_cast<std::size_t>(state.size()));
+        if (peer_.answer_(peer, theirs.data(), their_state.data()) != 0) return HUGE_VAL;
+        const auto* ours = reinterpret_cast<const float*>(o.bytes.data());
+        double err = 0, ref = 0;
+        for (std::size_t i = 0; i < theirs.size(); ++i) {
+            const double x = static_cast<double>(ours[i]), e = static_cast<double>(theirs[i]) - x;
+            err += e * e;
+            ref += x * x;
+        }
+        return std::sqrt(err / ref);
+    }
+
+    const BenchOptions& o_;
+    Peer peer_;
+    Records records_;
+    std::vector<int> threads_;
+    std::map<int, double> peak_;
+};
+
+}  // namespace
+
+int bench(const BenchOptions& options) { return Bench(options).run(); }
+
+}  // namespace tidegate::cli
