@@ -16,18 +16,19 @@ struct Options {
 /// instruction set alone. `schedule` holds what changes none.
 struct Plan {
     struct Arithmetic {
-        std::string_view path;           ///< the kernel's name in the inventory
-        std::string_view isa;            ///< instruction set the kernel was compiled for
-        std::int64_t bucket_k = 0;  ///< K as the kernel pads it
-        std::int64_t bucket_v = 0;  ///< V as the kernel pads it
-        std::int64_t pass = 0;      ///< tokens a pass: `resumable` holds at multiples of it
-        std::string_view operands;       ///< type of the products' operands
-        std::string_view accumulate;     ///< type of state and sums
+        std::string_view path;        ///< the kernel's name in the inventory
+        std::string_view isa;         ///< instruction set the kernel was compiled for
+        std::int64_t bucket_k = 0;    ///< K as the kernel pads it
+        std::int64_t bucket_v = 0;    ///< V as the kernel pads it
+        std::int64_t pass = 0;        ///< tokens a pass: `resumable` holds at multiples of it
+        std::string_view operands;    ///< type of the products' operands
+        std::string_view accumulate;  ///< type of state and sums
         bool operator==(const Arithmetic&) const = default;
     } arithmetic;
     struct Schedule {
         int threads = 1;
-        std::int64_t tasks = 0;            ///< independent pieces of work
+        std::int64_t round = 0;            ///< tokens of every head before any goes on; 0: all
+        std::int64_t tasks = 0;            ///< independent pieces of work a round
         std::int64_t slice_v = 0;          ///< state columns a task
         std::int64_t workspace_bytes = 0;  ///< all the call allocates
     } schedule;

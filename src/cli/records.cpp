@@ -150,10 +150,10 @@ void Records::plan(const std::string& rule, const Plan& plan) {
     const auto& s = plan.schedule;
     line(fmt::format(
         R"("record":"plan","protocol":1,"rule":"{}","arithmetic":{{"path":"{}","isa":"{}","bucket_k":{},)"
-        R"("bucket_v":{},"pass":{},"operands":"{}","accumulate":"{}"}},"schedule":{{"threads":{},"tasks":{},)"
+        R"("bucket_v":{},"pass":{},"operands":"{}","accumulate":"{}"}},"schedule":{{"threads":{},"round":{},"tasks":{},)"
         R"("slice_v":{},"workspace_bytes":{}}})",
-        rule, a.path, a.isa, a.bucket_k, a.bucket_v, a.pass, a.operands, a.accumulate, s.threads, s.tasks, s.slice_v,
-        s.workspace_bytes));
+        rule, a.path, a.isa, a.bucket_k, a.bucket_v, a.pass, a.operands, a.accumulate, s.threads, s.round, s.tasks,
+        s.slice_v, s.workspace_bytes));
 }
 
 void Records::summary(const Counts& c, double seconds) {

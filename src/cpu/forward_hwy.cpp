@@ -46,6 +46,7 @@ class Kernel {
 public:
     Kernel(const NormalForm& nf, const Task& task)
         : nf_(nf),
+          task_(task),
           n_(task.sequence),
           h_(task.head),
           first_(task.first_column),
@@ -53,7 +54,7 @@ public:
           Kp_(static_cast<std::size_t>(cpu_bucket(nf.K))),
           V_(static_cast<std::size_t>(task.columns)),
           columns_(static_cast<std::size_t>(std::min(task.columns, nf.V - task.first_column))),
-          span_(nf.sequence(task.sequence)) {
+          batch_(nf.sequence(task.sequence).batch) {
         float* w = task.workspace;
         const auto take = [&w](std::size_t floats) { return std::exchange(w, w + floats); };
         S_ = take(K_ * V_);
@@ -71,10 +72,10 @@ public:
     }
 
     void run() {
-        const std::int64_t begin = span_.begin * nf_.steps, end = span_.end * nf_.steps;
+        const std::int64_t begin = task_.begin, end = task_.end;
         choose_width(end - begin);
         load_state();
-        const Loader loader(nf_, span_.batch, h_, Kp_, bias_);
+        const Loader loader(nf_, batch_, h_, Kp_, bias_);
         constexpr auto kStep = static_cast<std::int64_t>(kBlock);
         for (std::int64_t row = begin; row < end; row += kStep)
             block(loader, row, static_cast<std::size_t>(std::min(kStep, end - row)));
@@ -106,14 +107,14 @@ private:
         return {static_cast<float*>(t.data) + at, static_cast<std::ptrdiff_t>(t.stride[2])};
     }
     StateView source(std::size_t column) const {
-        const Tensor& t = nf_.initial_state;
+        const Tensor& t = task_.state;
         if (updated_) return workspace(column);
         if (!t.present()) return {zero_, 0};
         return plain(t) && whole(column) ? callers(t, column) : workspace(column);
     }
 
     void load_state() {
-        const Tensor& t = nf_.initial_state;
+        const Tensor& t = task_.state;
         if (!t.present()) return;
         for (std::size_t c = 0; c < V_; c += W_) {
             if (plain(t) && whole(c)) continue;
@@ -159,7 +160,7 @@ private:
             front(reads(p), coefficients_[p + 1], triangles_[p]);
         }
         // Two slices take turns: while the rows of one pass wait for each other in connect(), the other slice sweeps.
-        Prefetch ahead(nf_, n_, h_, at(rows), kBlock);
+        Prefetch ahead(nf_, task_, at(rows), kBlock);
         const auto sweeps = static_cast<std::int64_t>(passes * (V_ / W_));
         for (std::size_t c = 0; c < V_; c += 2 * W_)
             for (std::size_t p = 0; p < passes; ++p)
@@ -174,7 +175,7 @@ private:
         for (std::size_t r = 0; r < rows; ++r)
             if (at(r + 1) % nf_.steps == 0)
                 narrow(nf_.o.dtype, o_ + r * V_, columns_, nf_.o.data,
-                       offset_of(nf_.o, span_.batch, at(r) / nf_.steps, h_, first_));
+                       offset_of(nf_.o, batch_, at(r) / nf_.steps, h_, first_));
     }
 
     /// Pass p of the block over the slice at column c.
@@ -249,9 +250,10 @@ private:
     static constexpr std::size_t kWide = hn::MaxLanes(F()) >= 16 ? 8 : 4;
 
     const NormalForm& nf_;
+    const Task& task_;
     const std::int64_t n_, h_, first_;
     const std::size_t K_, Kp_, V_, columns_;  ///< V_: the task's columns, padded; columns_: those that exist
-    const Span span_;
+    const std::int64_t batch_;
     std::size_t W_ = 0;                    ///< columns a slice
     bool wide_ = false, updated_ = false;  ///< updated_: the workspace holds the state
     std::size_t writes_ = 0;               ///< updates that the last pass has left pending, coefficients in [0]

@@ -10,9 +10,13 @@
 
 namespace tidegate::cpu {
 
-/// One task: state columns [first, first + columns) of one sequence and value head, all its tokens.
+/// One task: rows [begin, end) (Householder steps, packed) and state columns [first, first + columns) of one sequence
+/// and value head. `state` is what the state is before `begin`; nf.final_state gets what it is after.
 struct Task {
-    std::int64_t sequence, head, first_column;
+    std::int64_t sequence, head;
+    std::int64_t begin, end;
+    Tensor state;  ///< [N, HV, K, V]; absent: zeros
+    std::int64_t first_column;
     std::int64_t columns;  ///< a multiple of the bucket; those past V are computed and not stored
     float* workspace;      ///< workspace_floats(K, columns) values, 64-byte aligned
 };

@@ -20,7 +20,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 double multiply_adds(std::int64_t rounds) {
     const hn::CappedTag<float, 16> f;
     const auto m = hn::Set(f, 0.999F), b = hn::Set(f, 1e-3F);
-    auto a0 = m, a1 = b, a2 = m, a3 = b, a4 = m, a5 = b, a6 = m, a7 = b, a8 = m, a9 = b, a10 = m, a11 = b;
+    const auto start = [f](float x) { return hn::Set(f, x); };  // all different, or the compiler computes one for all
+    auto a0 = start(0), a1 = start(1), a2 = start(2), a3 = start(3), a4 = start(4), a5 = start(5);
+    auto a6 = start(6), a7 = start(7), a8 = start(8), a9 = start(9), a10 = start(10), a11 = start(11);
     for (std::int64_t i = 0; i < rounds; ++i) {
         a0 = hn::MulAdd(a0, m, b), a1 = hn::MulAdd(a1, m, b), a2 = hn::MulAdd(a2, m, b), a3 = hn::MulAdd(a3, m, b);
         a4 = hn::MulAdd(a4, m, b), a5 = hn::MulAdd(a5, m, b), a6 = hn::MulAdd(a6, m, b), a7 = hn::MulAdd(a7, m, b);
@@ -55,7 +57,7 @@ double best_seconds(const F& body) {
 }  // namespace
 
 double fma_peak(int threads) {
-    constexpr std::int64_t kRounds = 1'000'000;
+    constexpr std::int64_t kRounds = 3'000'000;
     const auto f = &HWY_DYNAMIC_DISPATCH(multiply_adds);
     const double flop = f(1000) / 1000 * kRounds * threads;
     return flop / best_seconds([&] { parallel_for(threads, threads, [&](std::int64_t, int) { f(kRounds); }); });

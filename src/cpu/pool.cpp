@@ -1,5 +1,7 @@
 #include "cpu/pool.h"
 
+#include <hwy/cache_control.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -36,13 +38,16 @@ public:
             task_ = &task;
             tasks_ = tasks;
             next_.store(0, std::memory_order_relaxed);
-            wanted_ = running_ = threads - 1;
-            ++job_;
+            wanted_ = threads - 1;
+            running_.store(wanted_, std::memory_order_relaxed);
+            job_.fetch_add(1, std::memory_order_release);
         }
         wake_.notify_all();
         drain(0);
+        const auto finished = [this] { return running_.load(std::memory_order_acquire) == 0; };
+        spin_until(finished);
         std::unique_lock lock(mutex_);
-        done_.wait(lock, [this] { return running_ == 0; });
+        done_.wait(lock, finished);
         return true;
     }
 
@@ -51,17 +56,29 @@ private:
         for (std::int64_t i = next_.fetch_add(1); i < tasks_; i = next_.fetch_add(1)) (*task_)(i, id);
     }
 
+    /// A wake-up by the kernel costs tens of microseconds; back-to-back calls find their workers still looking.
+    template <class F>
+    static void spin_until(const F& condition) {
+        for (int i = 0; i < 2000 && !condition(); ++i) hwy::Pause();
+    }
+
     void work(int id) {
         std::uint64_t seen = 0;
-        std::unique_lock lock(mutex_);
         while (true) {
-            wake_.wait(lock, [&] { return stop_ || (job_ != seen && id <= wanted_); });
+            const auto called = [&] { return job_.load(std::memory_order_acquire) != seen; };
+            spin_until(called);
+            std::unique_lock lock(mutex_);
+            wake_.wait(lock, [&] { return stop_ || called(); });
             if (stop_) return;
-            seen = job_;
+            seen = job_.load(std::memory_order_relaxed);
+            const bool wanted = id <= wanted_;
             lock.unlock();
+            if (!wanted) continue;
             drain(id);
-            lock.lock();
-            if (--running_ == 0) done_.notify_one();
+            if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+                lock.lock();  // the caller is either before its check of running_, or waiting
+                done_.notify_one();
+            }
         }
     }
 
@@ -72,8 +89,9 @@ private:
     const TaskRef* task_ = nullptr;
     std::int64_t tasks_ = 0;
     std::atomic<std::int64_t> next_{0};
-    std::uint64_t job_ = 0;
-    int wanted_ = 0, running_ = 0;
+    std::atomic<std::uint64_t> job_{0};
+    std::atomic<int> running_{0};
+    int wanted_ = 0;
     bool stop_ = false;
 };
 

@@ -7,24 +7,23 @@
 
 #include <algorithm>
 
-#include "problem/normal_form.h"
+#include "cpu/kernels.h"
 #include "problem/number.h"
 
 namespace tidegate::cpu {
 
 class Prefetch {
 public:
-    /// Rows [row, row + most) of a head's [begin, end); all of them past: those from begin of the next head.
-    Prefetch(const NormalForm& nf, std::int64_t n, std::int64_t head, std::int64_t row, std::int64_t most)
-        : nf_(nf), n_(n), batch_(nf.sequence(n).batch), head_(head) {
-        const std::int64_t begin = nf.sequence(n).begin * nf.steps, end = nf.sequence(n).end * nf.steps;
-        const bool next_head = row >= end;
-        if (next_head && end - begin == 1) return;  // a single row is over before anything would arrive
+    /// Rows [row, row + most) of a task; all of them past: the first rows of the same task for the next head.
+    Prefetch(const NormalForm& nf, const Task& task, std::int64_t row, std::int64_t most)
+        : nf_(nf), state_(task.state), n_(task.sequence), batch_(nf.sequence(task.sequence).batch), head_(task.head) {
+        const bool next_head = row >= task.end;
+        if (next_head && task.end - task.begin == 1) return;  // a single row is over before anything would arrive
         if (next_head) ++head_;
         if (head_ >= nf.value_heads) return;
-        row_ = next_head ? begin : row;
-        rows_ = std::min(most, end - row_);
-        states_ = next_head && nf.initial_state.present() ? nf.K : 0;
+        row_ = next_head ? task.begin : row;
+        rows_ = std::min(most, task.end - row_);
+        states_ = next_head && state_.present() ? nf.K : 0;
         key_head_ = nf.key_head(head_);
     }
 
@@ -33,7 +32,7 @@ public:
         const std::int64_t all = rows_ * kTensors + states_, until = std::min(all, all * ++turn_ / shares);
         for (; asked_ < until; ++asked_) {
             if (asked_ >= rows_ * kTensors) {
-                line(nf_.initial_state, n_, head_, asked_ - rows_ * kTensors, nf_.V);
+                line(state_, n_, head_, asked_ - rows_ * kTensors, nf_.V);
                 continue;
             }
             const std::int64_t row = row_ + asked_ / kTensors, token = row / nf_.steps;
@@ -66,6 +65,7 @@ private:
     static constexpr std::int64_t kTensors = 5;  // k, q, v, o, g
 
     const NormalForm& nf_;
+    const Tensor& state_;
     std::int64_t n_, batch_, head_, key_head_ = 0, row_ = 0, rows_ = 0, states_ = 0, asked_ = 0, turn_ = 0;
 };
 

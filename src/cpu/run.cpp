@@ -62,10 +62,25 @@ void run(const NormalForm& nf, const Plan& plan) {
     float* const workspace = workspace_of(s.workspace_bytes);
     const std::int64_t slices = (nf.V + s.slice_v - 1) / s.slice_v, heads = nf.value_heads;
     const std::int64_t each = workspace_floats(nf.K, s.slice_v);
-    parallel_for(s.tasks, s.threads, [&](std::int64_t i, int worker) {
-        const std::int64_t column = i % slices * s.slice_v;
-        kernel(nf, {i / slices / heads, i / slices % heads, column, s.slice_v, workspace + worker * each});
-    });
+    std::int64_t longest = 0;  // tokens
+    for (std::int64_t n = 0; n < nf.sequences; ++n)
+        longest = std::max(longest, nf.sequence(n).end - nf.sequence(n).begin);
+    const std::int64_t round = s.round > 0 ? s.round : std::max<std::int64_t>(longest, 1);
+    for (std::int64_t from = 0; from < std::max<std::int64_t>(longest, 1); from += round)
+        parallel_for(s.tasks, s.threads, [&](std::int64_t i, int worker) {
+            const std::int64_t n = i / slices / heads;
+            const Span span = nf.sequence(n);
+            const std::int64_t begin = span.begin + from, end = std::min(begin + round, span.end);
+            if (from > 0 && begin >= end) return;  // this sequence is over
+            kernel(nf, {.sequence = n,
+                        .head = i / slices % heads,
+                        .begin = std::min(begin, span.end) * nf.steps,
+                        .end = end * nf.steps,
+                        .state = from > 0 ? nf.final_state : nf.initial_state,
+                        .first_column = i % slices * s.slice_v,
+                        .columns = s.slice_v,
+                        .workspace = workspace + worker * each});
+        });
 }
 
 }  // namespace cpu

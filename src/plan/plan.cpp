@@ -11,8 +11,8 @@ std::string Plan::text() const {
     return "arithmetic: path=" + word(a.path) + " isa=" + word(a.isa) + " bucket=" + number(a.bucket_k) + "x" +
            number(a.bucket_v) + " pass=" + number(a.pass) + " operands=" + word(a.operands) +
            " accumulate=" + word(a.accumulate) + "\nschedule:   threads=" + number(s.threads) +
-           " tasks=" + number(s.tasks) + " slice_v=" + number(s.slice_v) + " workspace=" + number(s.workspace_bytes) +
-           " bytes";
+           " round=" + number(s.round) + " tasks=" + number(s.tasks) + " slice_v=" + number(s.slice_v) +
+           " workspace=" + number(s.workspace_bytes) + " bytes";
 }
 
 }  // namespace tidegate

@@ -1,0 +1,70 @@
+// Memory: what a call allocates is the workspace its plan prints, kept for the next call, whatever T is.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <new>
+
+#include "cases/request.h"
+#include "cases/suite.h"
+#include "cpu/kernels.h"
+#include "tidegate/forward.h"
+
+namespace {
+thread_local std::int64_t allocations = 0;
+}
+
+// Counts every allocation of this thread; plain new only, which is what a forgotten vector or string would use.
+void* operator new(std::size_t size) {
+    ++allocations;
+    if (void* p = std::malloc(size)) return p;
+    throw std::bad_alloc();
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+
+namespace tidegate {
+namespace {
+
+struct Bound {
+    io::Bundle request, answer;
+    Forward problem;
+    explicit Bound(const std::string& id)
+        : request(cases::generate(cases::parse(id))), answer(cases::empty_answer(request)) {
+        problem = cases::bind(request);
+        problem.check_values = false;
+        cases::attach(problem, answer);
+    }
+};
+
+TEST(Workspace, IsWhatThePlanPrintsAndIndependentOfT) {
+    std::int64_t first = 0;
+    for (const char* T : {"1", "5", "64", "300", "1000"}) {
+        Bound b("gdn/forward/fp32/1," + std::string(T) + ",2,4,40,72/h0=1/1");
+        Options options;
+        options.threads = 2;
+        const std::int64_t planned = plan(b.problem, options).schedule.workspace_bytes;
+        if (first == 0) first = planned;
+        EXPECT_EQ(planned, first) << T;
+        forward(b.problem, options);
+        EXPECT_EQ(cpu::allocated_bytes(), planned) << T;
+    }
+}
+
+TEST(Workspace, ALaterCallAllocatesNothing) {
+    for (const char* id :
+         {"gdn/forward/bf16/1,70,2,4,40,72/h0=1/1", "kda/forward/fp32/3,9,2,4,33,65/h0=1/gates=logits/l2norm=1/2",
+          "gdn/forward/fp16/1,12,1,2,16,16/lengths=5,0,7/layout=vk/3"}) {
+        Bound b(id);
+        for (const int threads : {1, 3}) {
+            Options options;
+            options.threads = threads;
+            forward(b.problem, options);
+            const std::int64_t before = allocations;
+            for (int i = 0; i < 3; ++i) forward(b.problem, options);
+            EXPECT_EQ(allocations, before) << id << " with " << threads << " threads";
+        }
+    }
+}
+
+}  // namespace
+}  // namespace tidegate
