@@ -86,15 +86,15 @@ private:
     static constexpr std::size_t kRows = pass_rows(kTied);
     static constexpr std::size_t kBlock = kRows * kPassesPerBlock;
 
-    /// Slices of one vector keep coefficients, sums and a pass's updates in registers. A single row has room for more,
-    /// and then reads and writes longer runs of the caller's state. Columns never meet: the bits are the same.
+    /// Slices of a vector or two keep coefficients, sums and a pass's updates in registers. A single row has room for
+    /// more, and then reads and writes longer runs of the caller's state. Columns never meet: the bits are the same.
     void choose_width(std::int64_t rows) {
-        const std::size_t lanes = hn::Lanes(F()), wide = kWide * lanes;
+        const std::size_t slice = kSliceVectors * hn::Lanes(F()), wide = kWide * hn::Lanes(F());
         wide_ = rows == 1 && V_ % wide == 0 && columns_ == V_;
-        W_ = wide_ ? wide : lanes;
+        W_ = wide_ ? wide : slice;
     }
     Sweep choose_sweep(std::size_t writes, std::size_t reads) const {
-        return wide_ ? sweep_for<kWide, 1>(writes, reads) : sweep_for<1, kRows>(writes, reads);
+        return wide_ ? sweep_for<kWide, 1>(writes, reads) : sweep_for<kSliceVectors, kRows>(writes, reads);
     }
 
     // ---- state: the caller's memory where its rows are plain fp32, the workspace otherwise --------------------------
@@ -247,7 +247,7 @@ private:
         }
     }
 
-    static constexpr std::size_t kWide = hn::MaxLanes(F()) >= 16 ? 8 : 4;
+    static constexpr std::size_t kWide = kManyRegisters ? 8 : 4;
 
     const NormalForm& nf_;
     const Task& task_;

@@ -33,14 +33,20 @@ struct StateView {
     std::ptrdiff_t stride;  ///< floats between rows; 0 repeats one row (a zero state)
 };
 
-/// For every row i of `columns` = kVectors * lanes state columns:
+// NOTES: 16 vector registers hold one vector of columns of all that a pass needs, and then every coefficient that is
+// broadcast serves one multiply-add: loads are the limit. Two vectors and three walks over the slice, which L1 holds,
+// broadcast half as often; with 32 registers one walk does it all.
+inline constexpr bool kManyRegisters = hn::MaxLanes(F()) >= 16;
+inline constexpr std::size_t kSliceVectors = kManyRegisters ? 1 : 2;
+
+/// One walk over K rows of kVectors vectors of state columns:
 ///   S_i = decay_i S_i + sum_{u < kWrites} write_i[u] delta_u      (read at `from`, stored at `to`; not without writes)
-///   read_m += erase_i[m] S_i, out_m += query_i[m] S_i             (m < kReads)
-/// NOTES: every column's sums run over rows in order and over u in order, whatever kVectors and kReads are, so that
-/// slices, tails and instruction sets with FMA give the same bits. 3 * kRank FMAs stand against one load and one store.
-template <std::size_t kWrites, std::size_t kReads, std::size_t kVectors>
-HWY_NOINLINE void sweep(std::size_t K, const Coefficients& pending, const Coefficients& next, StateView from,
-                        StateView to, const float* delta, float* read, float* out, std::size_t width) {
+///   read_m += erase_i[m] S_i if kErase, out_m += query_i[m] S_i if kQuery    (m < kReads)
+/// Every column's sums run over rows in order and over u in order, however walks are split and slices cut: the bits are
+/// the same. 3 * kRank multiply-adds stand against one load and one store of the state.
+template <std::size_t kWrites, std::size_t kReads, bool kErase, bool kQuery, std::size_t kVectors>
+HWY_INLINE void walk(std::size_t K, const Coefficients& pending, const Coefficients& next, StateView from, StateView to,
+                     const float* delta, float* read, float* out, std::size_t width) {
     const F f;
     const std::size_t lanes = hn::Lanes(f);
     constexpr std::size_t kW = kWrites > 0 ? kWrites : 1, kR = kReads > 0 ? kReads : 1;
@@ -75,11 +81,15 @@ HWY_NOINLINE void sweep(std::size_t K, const Coefficients& pending, const Coeffi
         }
         TIDEGATE_UNROLL
         for (std::size_t m = 0; m < kReads; ++m) {
-            const Vec e = hn::Set(f, erase[m]), q = hn::Set(f, query[m]);
-            TIDEGATE_UNROLL
-            for (std::size_t v = 0; v < kVectors; ++v) {
-                r[m][v] = hn::MulAdd(e, s[v], r[m][v]);
-                o[m][v] = hn::MulAdd(q, s[v], o[m][v]);
+            if constexpr (kErase) {
+                const Vec e = hn::Set(f, erase[m]);
+                TIDEGATE_UNROLL
+                for (std::size_t v = 0; v < kVectors; ++v) r[m][v] = hn::MulAdd(e, s[v], r[m][v]);
+            }
+            if constexpr (kQuery) {
+                const Vec q = hn::Set(f, query[m]);
+                TIDEGATE_UNROLL
+                for (std::size_t v = 0; v < kVectors; ++v) o[m][v] = hn::MulAdd(q, s[v], o[m][v]);
             }
         }
         source += from.stride;
@@ -92,8 +102,23 @@ HWY_NOINLINE void sweep(std::size_t K, const Coefficients& pending, const Coeffi
     for (std::size_t m = 0; m < kReads; ++m) TIDEGATE_UNROLL
     for (std::size_t v = 0; v < kVectors; ++v) {
         const std::size_t at = m * width + v * lanes;
-        hn::Store(r[m][v], f, read + at);
-        hn::Store(o[m][v], f, out + at);
+        if constexpr (kErase) hn::Store(r[m][v], f, read + at);
+        if constexpr (kQuery) hn::Store(o[m][v], f, out + at);
+    }
+}
+
+/// A pass's pending updates, then the next pass's reads.
+template <std::size_t kWrites, std::size_t kReads, std::size_t kVectors>
+HWY_NOINLINE void sweep(std::size_t K, const Coefficients& pending, const Coefficients& next, StateView from,
+                        StateView to, const float* delta, float* read, float* out, std::size_t width) {
+    if constexpr (kManyRegisters || kReads < 2) {
+        walk<kWrites, kReads, true, true, kVectors>(K, pending, next, from, to, delta, read, out, width);
+    } else {
+        if constexpr (kWrites > 0)
+            walk<kWrites, 0, false, false, kVectors>(K, pending, next, from, to, delta, read, out, width);
+        const StateView now = kWrites > 0 ? to : from;
+        walk<0, kReads, true, false, kVectors>(K, pending, next, now, now, delta, read, out, width);
+        walk<0, kReads, false, true, kVectors>(K, pending, next, now, now, delta, read, out, width);
     }
 }
 
