@@ -26,8 +26,8 @@ typedef struct {
 const char* tg_peer_name(void); /* name and version, for the report */
 /* NULL and a message if the peer cannot do it. */
 void* tg_peer_open(const tg_peer_problem* problem, char* message, size_t message_size);
-int tg_peer_run(void* peer);                                       /* the timed call; 0: done */
-int tg_peer_answer(void* peer, float* o, float* final_state);      /* [T, HV, V], [HV, K, V] of the last run; 0: done */
+int tg_peer_run(void* peer);                                  /* the timed call; 0: done */
+int tg_peer_answer(void* peer, float* o, float* final_state); /* [T, HV, V], [HV, K, V] of the last run; 0: done */
 void tg_peer_close(void* peer);
 
 #ifdef __cplusplus

@@ -109,7 +109,8 @@ TEST(Cases, SuitesListEveryCaseOnceAndAllHoldsTheOthers) {
     std::set<std::string> all;
     for (const Case& c : suite("all")) EXPECT_TRUE(all.insert(id_of(c)).second) << id_of(c);
     for (const Suite& s : suites())
-        for (const Case& c : suite(s.name == std::string("peers-cpu") ? "all" : s.name)) EXPECT_TRUE(all.count(id_of(c)) == 1) << s.name << ": " << id_of(c);
+        for (const Case& c : suite(s.name == std::string("peers-cpu") ? "all" : s.name))
+            EXPECT_TRUE(all.count(id_of(c)) == 1) << s.name << ": " << id_of(c);
     EXPECT_THROW(suite("some"), Error);
     for (const Case& c : suite("quick", {Rule::kda, Dtype::fp16, "forward"})) {
         EXPECT_EQ(c.rule, Rule::kda);

@@ -367,10 +367,10 @@ TEST(PlanTest, ArithmeticIsBlindToLengthsBatchAndThreads) {
                 EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
                 const auto n = [](std::int64_t x) { return std::to_string(x); };
                 for (const std::string& word :
-                     {std::string("arithmetic:"), std::string(a.path), std::string(a.isa), n(a.bucket_k) + "x" + n(a.bucket_v),
-                      "pass=" + n(a.pass), "operands=" + std::string(a.operands), "accumulate=" + std::string(a.accumulate),
-                      std::string("schedule:"), "threads=" + n(b.threads), "tasks=" + n(b.tasks),
-                      "slice_v=" + n(b.slice_v), "workspace=" + n(b.workspace_bytes) + " bytes"})
+                     {std::string("arithmetic:"), std::string(a.path), std::string(a.isa),
+                      n(a.bucket_k) + "x" + n(a.bucket_v), "pass=" + n(a.pass), "operands=" + std::string(a.operands),
+                      "accumulate=" + std::string(a.accumulate), std::string("schedule:"), "threads=" + n(b.threads),
+                      "tasks=" + n(b.tasks), "slice_v=" + n(b.slice_v), "workspace=" + n(b.workspace_bytes) + " bytes"})
                     EXPECT_NE(text.find(word), std::string::npos) << text << "\nlacks " << word;
             }
     });

@@ -93,8 +93,11 @@ void Report::tensors(const Labels& labels, const judge::CaseResult& result) {
             fmt::print(to_, "; {:.3g} of its elements over their limit", m.share_out);
         fmt::print(to_, "\n");
     }
-    fmt::print(to_, "  gate {} v{}, twin {}; replay: {}\n", labels.gate.name, labels.gate.version, labels.twin,
-               labels.replay);
+    fmt::print(
+        to_,
+        "  worst/limit: the largest error, over tensor, heads and tokens, by its own limit; gate {} v{}, twin {}\n",
+        labels.gate.name, labels.gate.version, labels.twin);
+    fmt::print(to_, "  replay: {}\n", labels.replay);
 }
 
 void Report::result(const Labels& labels, const judge::CaseResult& result, bool detail) {
