@@ -16,20 +16,11 @@
 #include "cli/verbs.h"
 #include "io/safetensors.h"
 #include "judge/mutants.h"
+#include "subjects/shell.h"
 #include "tidegate/error.h"
 
 namespace tidegate::cli {
 namespace {
-
-/// A word as /bin/sh needs it.
-std::string shell_word(const std::string& text) {
-    if (text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=:,./@%") ==
-        std::string::npos)
-        return text;
-    std::string word = "'";
-    for (const char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
-    return word + "'";
-}
 
 struct Job {
     std::optional<cases::Case> generated;  ///< else the file
@@ -117,7 +108,8 @@ private:
     }
 
     std::string replay(const Job& job) const {
-        std::string text = "tidegate check " + shell_word(job.label) + " --subject " + shell_word(o_.subject);
+        std::string text =
+            "tidegate check " + subjects::in_shell(job.label) + " --subject " + subjects::in_shell(o_.subject);
         if (!job.generated)
             for (const auto& [flag, value] : {std::pair{" --rule ", &o_.rule},
                                               {" --pass ", &o_.pass},

@@ -17,6 +17,7 @@
 #include "io/safetensors.h"
 #include "subjects/child.h"
 #include "subjects/poison.h"
+#include "subjects/shell.h"
 #include "tidegate/error.h"
 
 namespace tidegate::subjects {
@@ -50,12 +51,6 @@ constexpr std::array<Signal, 15> kFatal{{{SIGHUP, "SIGHUP"},
 const char* signal_name(int number) {
     const auto* found = std::find_if(kFatal.begin(), kFatal.end(), [&](const Signal& s) { return s.number == number; });
     return found == kFatal.end() ? nullptr : found->name;
-}
-
-std::string quoted(const std::string& word) {
-    std::string text = "'";
-    for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-    return text + "'";
 }
 
 /// A directory of its own for one request and its answer; gone afterwards with all that was put there.
@@ -218,7 +213,7 @@ private:
     Outcome alone(const io::Bundle& request) const {
         const Scratch scratch;
         io::write_safetensors(scratch.request(), request);
-        const auto line = command_ + " " + quoted(scratch.request()) + " " + quoted(scratch.answer());
+        const auto line = command_ + " " + in_shell(scratch.request()) + " " + in_shell(scratch.answer());
         Child child({"/bin/sh", "-c", line}, {"TIDEGATE_PERSISTENT"}, false);
         const auto ending = child.wait(limits_);
         if (is_hung(*ending)) return hung(*ending);

@@ -7,16 +7,11 @@
 
 #include "subjects/child.h"
 #include "subjects/exec.h"
+#include "subjects/shell.h"
 #include "tidegate/error.h"
 
 namespace tidegate::subjects {
 namespace {
-
-std::string quoted(const std::string& word) {
-    std::string text = "'";
-    for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-    return text + "'";
-}
 
 class Lib final : public Subject {
 public:
@@ -51,7 +46,8 @@ std::unique_ptr<Subject> make_lib(const std::string& path, const Limits& limits)
         throw Error("subject", "subject: lib:" + path + ": cannot be loaded: " +
                                    (words.empty() ? "exit " + std::to_string(ending.code) : words));
     }
-    return std::make_unique<Lib>(path, make_exec("exec " + quoted(tool) + " lib-child " + quoted(file), true, limits));
+    return std::make_unique<Lib>(path,
+                                 make_exec("exec " + in_shell(tool) + " lib-child " + in_shell(file), true, limits));
 }
 
 }  // namespace tidegate::subjects
