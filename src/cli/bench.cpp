@@ -37,7 +37,7 @@ struct Times {
     std::vector<double> all;
     double at(double share) {  // a quantile
         std::sort(all.begin(), all.end());
-        return all[static_cast<std::size_t>(share * static_cast<double>(all.size() - 1) + 0.5)];
+        return all[static_cast<std::size_t>(std::lround(share * static_cast<double>(all.size() - 1)))];
     }
     double median() { return at(0.5); }
 };

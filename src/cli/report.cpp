@@ -55,7 +55,7 @@ void Report::progress(int done, int of, const std::string& now) {
 }
 
 std::string Report::coloured(judge::Verdict verdict) const {
-    const std::string word = fmt::format("{:<7}", judge::name_of(verdict));
+    std::string word = fmt::format("{:<7}", judge::name_of(verdict));
     if (!colour_) return word;
     const bool good = verdict == judge::Verdict::pass;
     const bool bad =

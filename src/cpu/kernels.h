@@ -30,7 +30,7 @@ struct KernelRow {
 
 /// The inventory, for the instruction set in force.
 inline constexpr std::size_t kKernels = 0
-#define KERNEL(function, path, tied) +1
+#define KERNEL(function, path, tied) +1  // NOLINT(bugprone-macro-parentheses): a sum is what it is
 #include "cpu/inventory.inc"
 #undef KERNEL
     ;

@@ -1,11 +1,15 @@
 // A plan carried out on the CPU, and the public verbs of the library.
+#include <hwy/aligned_allocator.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "cpu/kernels.h"
 #include "cpu/pool.h"
@@ -26,26 +30,20 @@ std::atomic<std::int64_t> allocated{0};
 
 /// The calling thread's workspace. It grows and is kept: a fresh one would cost a page fault every 4 KiB of every call.
 float* workspace_of(std::int64_t bytes) {
-    constexpr std::align_val_t kAlignment{64};
     struct Kept {
-        float* data = nullptr;
+        hwy::AlignedFreeUniquePtr<float[]> data;  // at least on cache lines
         std::int64_t bytes = 0;
-        ~Kept() { release(); }
-        void release() {
-            ::operator delete(data, kAlignment);
-            allocated -= bytes;
-            data = nullptr;
-            bytes = 0;
-        }
+        ~Kept() { allocated -= bytes; }
     };
     thread_local Kept kept;
     if (bytes > kept.bytes) {
-        kept.release();
-        kept.data = static_cast<float*>(::operator new(static_cast<std::size_t>(bytes), kAlignment));
-        kept.bytes = bytes;
-        allocated += bytes;
+        kept.data.reset();  // before the larger one is asked for
+        allocated -= std::exchange(kept.bytes, 0);
+        kept.data = hwy::AllocateAligned<float>(static_cast<std::size_t>(bytes) / sizeof(float));
+        if (kept.data == nullptr) throw std::bad_alloc();
+        allocated += kept.bytes = bytes;
     }
-    return kept.data;
+    return kept.data.get();
 }
 
 }  // namespace

@@ -19,9 +19,9 @@ struct Array {
     std::vector<std::byte> bytes;
 
     Array() = default;
-    Array(std::string name, Dtype dtype, std::vector<std::int64_t> shape);  ///< zero-filled, row-major
-    std::int64_t size() const;                                              ///< elements of the shape
-    Tensor view() const;                                                    ///< rank <= kMaxRank; data stays ours
+    Array(std::string called, Dtype type, std::vector<std::int64_t> extents);  ///< zero-filled, row-major
+    std::int64_t size() const;                                                 ///< elements of the shape
+    Tensor view() const;                                                       ///< rank <= kMaxRank; data stays ours
 };
 
 struct Bundle {

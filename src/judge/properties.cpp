@@ -56,15 +56,17 @@ public:
         constexpr Body bodies[] = {&Trial::repeatable, &Trial::packed,    &Trial::causal, &Trial::resumable,
                                    &Trial::isolated,   &Trial::untouched, &Trial::padded};
         std::vector<PropertyResult> results;
-        for (std::size_t i = 0; i < kProperties.size(); ++i) {
+        std::size_t i = 0;
+        for (const Body body : bodies) {
             now_ = PropertyResult{kProperties[i].name, Verdict::pass, exact_[i], ""};
             try {
-                (this->*bodies[i])();
+                (this->*body)();
             } catch (const Stop& stop) {
                 now_.verdict = stop.verdict;
                 now_.where = stop.why;
             }
             results.push_back(now_);
+            ++i;
         }
         return results;
     }

@@ -25,7 +25,7 @@
 namespace tidegate::subjects {
 namespace {
 
-constexpr std::size_t kTail = 64 * 1024;
+constexpr std::size_t kTail = 65'536;
 constexpr double kWindow = 5;        // s: the last part of a wait, in which CPU time must grow to be called busy
 constexpr double kBusyShare = 0.05;  // of one core: a busy child on a crowded machine has more, a poller less
 constexpr double kKillPatience = 2;  // s for SIGKILL to work
@@ -217,7 +217,7 @@ bool Child::write(std::string_view text) {
 
 bool Child::drain(const Heard& heard) {
     bool satisfied = false;
-    std::array<char, 64 * 1024> chunk;
+    std::array<char, 65'536> chunk;
     const auto read_some = [&](Fd& fd, std::string& tail, bool is_out) {
         for (int reads = 0; fd.get() >= 0 && reads < 16; ++reads) {  // a child that floods us must not hold us here
             const ssize_t got = read(fd.get(), chunk.data(), chunk.size());

@@ -26,7 +26,7 @@ namespace {
 constexpr int kSkipped = 77;
 constexpr double kGoodbye = 0.5;  // s that a persistent child gets to end by itself
 constexpr std::string_view kReply = "@tidegate ";
-constexpr std::size_t kLongestLine = 64 * 1024;
+constexpr std::size_t kLongestLine = 65'536;
 
 struct Signal {
     int number;

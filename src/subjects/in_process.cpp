@@ -51,7 +51,7 @@ struct Guarded {
         const std::int64_t outer = to.shape[0], size = bytes_of(to.dtype);
         const std::int64_t inner = outer > 0 ? to.size() / outer : 0, room = view.stride[0];
         const auto* first = static_cast<const std::byte*>(view.data);
-        for (std::int64_t b = 0; b < outer; ++b)
+        for (std::int64_t b = 0; inner > 0 && b < outer; ++b)
             std::memcpy(to.bytes.data() + b * inner * size, first + b * room * size,
                         static_cast<std::size_t>(inner * size));
         const std::int64_t outside = memory.size() - outer * inner;
