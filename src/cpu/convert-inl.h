@@ -38,23 +38,25 @@ HWY_INLINE void narrow_bf16(F, Vec x, std::uint16_t* to) {
     hn::StoreU(hn::DemoteTo(u16, hn::BitCast(hn::RebindToSigned<F>(), kept)), u16, to);
 }
 
-/// to[0, n) = from[first, first + n) of `dtype`, widened.
-inline void widen(Dtype dtype, const void* from, std::int64_t first, std::size_t n, float* to) {
+/// to[0, n) = factor * from[first, first + n) of `dtype`, widened.
+inline void widen(Dtype dtype, const void* from, std::int64_t first, std::size_t n, float* to, float factor = 1.0F) {
     const F f;
+    const Vec by = hn::Set(f, factor);
     const std::size_t lanes = hn::Lanes(f);
     std::size_t i = 0;
     if (dtype == Dtype::fp32) {
         const float* x = static_cast<const float*>(from) + first;
-        for (; i + lanes <= n; i += lanes) hn::StoreU(hn::LoadU(f, x + i), f, to + i);
+        for (; i + lanes <= n; i += lanes) hn::StoreU(hn::Mul(by, hn::LoadU(f, x + i)), f, to + i);
     } else if (dtype == Dtype::bf16) {
         const auto* x = static_cast<const std::uint16_t*>(from) + first;
-        for (; i + lanes <= n; i += lanes) hn::StoreU(widen_bf16(f, x + i), f, to + i);
+        for (; i + lanes <= n; i += lanes) hn::StoreU(hn::Mul(by, widen_bf16(f, x + i)), f, to + i);
     } else if constexpr (kHalfInHardware) {
         const hn::Rebind<hwy::float16_t, F> f16;
         const auto* x = static_cast<const hwy::float16_t*>(from) + first;
-        for (; i + lanes <= n; i += lanes) hn::StoreU(hn::PromoteTo(f, hn::LoadU(f16, x + i)), f, to + i);
+        for (; i + lanes <= n; i += lanes) hn::StoreU(hn::Mul(by, hn::PromoteTo(f, hn::LoadU(f16, x + i))), f, to + i);
     }
-    for (; i < n; ++i) to[i] = static_cast<float>(load_element(from, dtype, first + static_cast<std::int64_t>(i)));
+    for (; i < n; ++i)
+        to[i] = factor * static_cast<float>(load_element(from, dtype, first + static_cast<std::int64_t>(i)));
 }
 
 /// to[first, first + n) of `dtype` = from[0, n), rounded.

@@ -24,7 +24,8 @@ HWY_BEFORE_NAMESPACE();
 namespace tidegate::cpu::HWY_NAMESPACE {
 
 using Sweep = void (*)(std::size_t K, const Coefficients& pending, const Coefficients& next, StateView from,
-                       StateView to, const float* delta, float* read, float* out, std::size_t width);
+                       StateView to, const float* delta, float* read, float* out, std::size_t width,
+                       const Ahead& ahead);
 
 /// The sweep for `writes` pending updates and `reads` rows that read: all reads after a full pass or after none, and
 /// the last updates alone.
@@ -75,7 +76,7 @@ public:
         const std::int64_t begin = task_.begin, end = task_.end;
         choose_width(end - begin);
         load_state();
-        const Loader loader(nf_, batch_, h_, Kp_, bias_);
+        Loader loader(nf_, batch_, h_, Kp_, bias_);
         constexpr auto kStep = static_cast<std::int64_t>(kBlock);
         for (std::int64_t row = begin; row < end; row += kStep)
             block(loader, row, static_cast<std::size_t>(std::min(kStep, end - row)));
@@ -85,6 +86,7 @@ public:
 private:
     static constexpr std::size_t kRows = pass_rows(kTied);
     static constexpr std::size_t kBlock = kRows * kPassesPerBlock;
+    static constexpr std::size_t kTurns = kManyRegisters ? 1 : 2;  ///< slices that L1 holds beside coefficients
 
     /// Slices of a vector or two keep coefficients, sums and a pass's updates in registers. A single row has room for
     /// more, and then reads and writes longer runs of the caller's state. Columns never meet: the bits are the same.
@@ -93,15 +95,21 @@ private:
         wide_ = rows == 1 && V_ % wide == 0 && columns_ == V_;
         W_ = wide_ ? wide : slice;
     }
-    Sweep choose_sweep(std::size_t writes, std::size_t reads) const {
-        return wide_ ? sweep_for<kWide, 1>(writes, reads) : sweep_for<kSliceVectors, kRows>(writes, reads);
+    Sweep choose_sweep(std::size_t writes, std::size_t reads, std::size_t column) const {
+        if (wide_) return sweep_for<kWide, 1>(writes, reads);
+        return width(column) == W_ ? sweep_for<kSliceVectors, kRows>(writes, reads)
+                                   : sweep_for<1, kRows>(writes, reads);
     }
+    /// Columns of the slice at `column`: the last slice can be a single vector.
+    std::size_t width(std::size_t column) const { return std::min(W_, V_ - column); }
 
     // ---- state: the caller's memory where its rows are plain fp32, the workspace otherwise --------------------------
     static bool plain(const Tensor& t) { return t.dtype == Dtype::fp32 && t.stride[3] == 1; }
-    bool whole(std::size_t column) const { return column + W_ <= columns_; }
+    bool whole(std::size_t column) const { return column + width(column) <= columns_; }
     float* slice(std::size_t column) const { return S_ + column * K_; }
-    StateView workspace(std::size_t column) const { return {slice(column), static_cast<std::ptrdiff_t>(W_)}; }
+    StateView workspace(std::size_t column) const {
+        return {slice(column), static_cast<std::ptrdiff_t>(width(column))};
+    }
     StateView callers(const Tensor& t, std::size_t column) const {
         const std::int64_t at = offset_of(t, n_, h_, 0, first_ + static_cast<std::int64_t>(column));
         return {static_cast<float*>(t.data) + at, static_cast<std::ptrdiff_t>(t.stride[2])};
@@ -119,8 +127,8 @@ private:
         for (std::size_t c = 0; c < V_; c += W_) {
             if (plain(t) && whole(c)) continue;
             for (std::size_t i = 0; i < K_; ++i)
-                for (std::size_t j = 0; j < W_; ++j)
-                    slice(c)[i * W_ + j] =
+                for (std::size_t j = 0; j < width(c); ++j)
+                    slice(c)[i * width(c) + j] =
                         c + j < columns_ ? load_as<float>(t, offset_of(t, n_, h_, i, column(c + j))) : 0.0F;
         }
     }
@@ -133,13 +141,13 @@ private:
             StateView from = source(c);
             if (writes_ > 0) {
                 const StateView to = direct ? callers(t, c) : workspace(c);
-                choose_sweep(writes_, 0)(K_, coefficients_[0], coefficients_[0], from, to, delta_ + c * kRank, nullptr,
-                                         nullptr, W_);
+                choose_sweep(writes_, 0, c)(K_, coefficients_[0], coefficients_[0], from, to, delta_ + c * kRank,
+                                            nullptr, nullptr, width(c), {});
                 from = to;
             }
             if (direct && writes_ > 0) continue;
             for (std::size_t i = 0; i < K_; ++i)
-                for (std::size_t j = 0; j < W_ && c + j < columns_; ++j)
+                for (std::size_t j = 0; j < width(c) && c + j < columns_; ++j)
                     store_element(
                         t.data, t.dtype, offset_of(t, n_, h_, i, column(c + j)),
                         static_cast<double>(
@@ -150,44 +158,49 @@ private:
 
     // ---- rows
     // --------------------------------------------------------------------------------------------------------
-    void block(const Loader& loader, std::int64_t row, std::size_t rows) {
+    void block(Loader& loader, std::int64_t row, std::size_t rows) {
         const auto at = [row](std::size_t r) { return row + static_cast<std::int64_t>(r); };
-        for (std::size_t r = 0; r < rows; ++r) loader.value(at(r), first_, columns_, V_, v_ + r * V_, scratch_);
+        loader.block(row, rows);
+        for (std::size_t r = 0; r < rows; ++r) {
+            values_[r] = loader.value(at(r), first_, columns_, V_, v_ + r * V_, scratch_);
+            const bool read = (at(r) + 1) % nf_.steps == 0;
+            outputs_[r] = read && plain(nf_.o) && columns_ == V_ ? output(at(r)) : o_ + r * V_;
+        }
         const std::size_t passes = (rows + kRows - 1) / kRows;
         const auto reads = [&](std::size_t p) { return std::min(kRows, rows - p * kRows); };
         for (std::size_t p = 0; p < passes; ++p) {
             loader.rows(at(p * kRows), reads(p), rows_);
             front(reads(p), coefficients_[p + 1], triangles_[p]);
         }
-        // Two slices take turns: while the rows of one pass wait for each other in connect(), the other slice sweeps.
-        Prefetch ahead(nf_, task_, at(rows), kBlock);
-        const auto sweeps = static_cast<std::int64_t>(passes * (V_ / W_));
-        for (std::size_t c = 0; c < V_; c += 2 * W_)
+        // Slices take turns: while the rows of one pass wait for each other in connect(), another slice sweeps.
+        Prefetch ahead(nf_, task_, at(rows), kBlock, static_cast<std::int64_t>(passes * ((V_ + W_ - 1) / W_)));
+        for (std::size_t c = 0; c < V_; c += kTurns * W_)
             for (std::size_t p = 0; p < passes; ++p)
-                for (std::size_t d = c; d < std::min(c + 2 * W_, V_); d += W_) {
-                    ahead.some(sweeps);
-                    pass(p, reads(p), d);
+                for (std::size_t d = c; d < std::min(c + kTurns * W_, V_); d += W_) {
+                    pass(p, reads(p), d, ahead.share());
                 }
         updated_ = updated_ || writes_ > 0 || passes > 1;
         writes_ = kTied ? reads(passes - 1) : kRank;
         std::copy_n(coefficients_[passes].write, kRank * Kp_, coefficients_[0].write);
         std::copy_n(coefficients_[passes].decay, Kp_, coefficients_[0].decay);
         for (std::size_t r = 0; r < rows; ++r)
-            if (at(r + 1) % nf_.steps == 0)
-                narrow(nf_.o.dtype, o_ + r * V_, columns_, nf_.o.data,
+            if (at(r + 1) % nf_.steps == 0 && outputs_[r] == o_ + r * V_)
+                narrow(nf_.o.dtype, outputs_[r], columns_, nf_.o.data,
                        offset_of(nf_.o, batch_, at(r) / nf_.steps, h_, first_));
+    }
+    float* output(std::int64_t row) const {
+        return static_cast<float*>(nf_.o.data) + offset_of(nf_.o, batch_, row / nf_.steps, h_, first_);
     }
 
     /// Pass p of the block over the slice at column c.
-    void pass(std::size_t p, std::size_t reads, std::size_t c) {
+    void pass(std::size_t p, std::size_t reads, std::size_t c, const Ahead& ahead) {
         const std::size_t writes = p > 0 ? kRank : writes_;
         const bool moved = p > 1 || (p == 1 && writes_ > 0);  // into the workspace, by an earlier pass of this block
         const StateView from = moved ? workspace(c) : source(c);
         float* delta = delta_ + c * kRank;
-        choose_sweep(writes, reads)(K_, coefficients_[p], coefficients_[p + 1], from, workspace(c), delta, read_, out_,
-                                    W_);
-        const std::size_t at = p * kRows * V_ + c;
-        connect(triangles_[p], reads, v_ + at, o_ + at, delta);
+        choose_sweep(writes, reads, c)(K_, coefficients_[p], coefficients_[p + 1], from, workspace(c), delta, read_,
+                                       out_, width(c), ahead);
+        connect(triangles_[p], reads, values_ + p * kRows, outputs_ + p * kRows, c, delta);
     }
 
     void front(std::size_t m, const Coefficients& c, Triangles& tri) {
@@ -210,13 +223,15 @@ private:
     }
 
     /// From what the state answered to what each row writes, and its output: rows of one pass, in order.
-    void connect(const Triangles& tri, std::size_t m, const float* v, float* o, float* delta) const {
+    void connect(const Triangles& tri, std::size_t m, const Values* v, float* const* o, std::size_t c,
+                 float* delta) const {
         const F f;
-        for (std::size_t i = 0; i < W_; i += hn::Lanes(f)) {
+        const std::size_t W = width(c);
+        for (std::size_t i = 0; i < W; i += hn::Lanes(f)) {
             Vec written[kRank];
             for (std::size_t t = 0; t < m; ++t) {
-                const std::size_t at = t * W_ + i;
-                const Vec value = hn::Load(f, v + t * V_ + i);
+                const std::size_t at = t * W + i;
+                const Vec value = hn::Mul(hn::Set(f, v[t].factor), hn::LoadU(f, v[t].row + c + i));
                 Vec x = hn::Load(f, read_ + at), y = hn::Load(f, out_ + at);
                 if constexpr (kTied) {
                     x = hn::Sub(value, x);
@@ -235,14 +250,14 @@ private:
                         y = hn::MulAdd(hn::Set(f, tri.read_on_k[t][j]), written[j], y);
                         y = hn::MulAdd(hn::Set(f, tri.read_on_b[t][j]), written[j + 2], y);
                     }
-                    hn::Store(x, f, delta + at + 2 * W_);
+                    hn::Store(x, f, delta + at + 2 * W);
                 }
                 hn::Store(written[t], f, delta + at);
-                hn::Store(y, f, o + t * V_ + i);
+                hn::StoreU(y, f, o[t] + c + i);
             }
             if constexpr (!kTied) {  // a pass always has kRank writes: those of a missing row are zero
                 for (std::size_t t = m; t < kRows; ++t)
-                    for (const std::size_t u : {t, t + 2}) hn::Store(hn::Zero(f), f, delta + u * W_ + i);
+                    for (const std::size_t u : {t, t + 2}) hn::Store(hn::Zero(f), f, delta + u * W + i);
             }
         }
     }
@@ -254,13 +269,15 @@ private:
     const std::int64_t n_, h_, first_;
     const std::size_t K_, Kp_, V_, columns_;  ///< V_: the task's columns, padded; columns_: those that exist
     const std::int64_t batch_;
-    std::size_t W_ = 0;                    ///< columns a slice
+    std::size_t W_ = 0;                    ///< columns a slice, but for a shorter last one
     bool wide_ = false, updated_ = false;  ///< updated_: the workspace holds the state
     std::size_t writes_ = 0;               ///< updates that the last pass has left pending, coefficients in [0]
     float* S_;                             ///< slices of [K, W]
     Coefficients coefficients_[kPassesPerBlock + 1];
     Triangles triangles_[kPassesPerBlock];
     Rows rows_;
+    Values values_[kBlock];
+    float* outputs_[kBlock];  ///< of a row: the caller's o, or o_ where it is rounded, cut off or not read
     float *bias_, *v_, *o_, *scratch_, *delta_, *read_, *out_, *zero_;
 };
 

@@ -25,6 +25,12 @@ struct Rows {
     float* at(float* x, std::size_t t) const { return x + t * stride; }
 };
 
+/// What a row writes: `factor` times each of its columns.
+struct Values {
+    const float* row;
+    float factor;
+};
+
 /// erase_on_x[t][j]: what row t reads of what row j < t wrote along x; read_on_x[t][j]: what its output does, j <= t.
 /// Tied rows write along k alone; free ones along k (their value) and b (what they read).
 struct Triangles {
@@ -149,23 +155,18 @@ void front_free(const Rows& x, std::size_t K, const Coefficients& to, Triangles&
 }
 
 /// x / sqrt(sum x^2 + 1e-6) times `scale`; x is zero behind its channels, n is padded.
-inline void normalise(float* x, std::size_t n, bool l2norm, float scale) {
+inline void normalise(float* x, std::size_t n, float scale) {
     const F f;
-    float factor = scale;
-    if (l2norm) {
-        Vec squares = hn::Zero(f);
-        for (std::size_t i = 0; i < n; i += hn::Lanes(f)) {
-            const Vec y = hn::Load(f, x + i);
-            squares = hn::MulAdd(y, y, squares);
-        }
-        factor /= std::sqrt(sum(f, squares) + 1e-6F);
+    Vec squares = hn::Zero(f);
+    for (std::size_t i = 0; i < n; i += hn::Lanes(f)) {
+        const Vec y = hn::Load(f, x + i);
+        squares = hn::MulAdd(y, y, squares);
     }
-    if (factor == 1.0F) return;
-    for (std::size_t i = 0; i < n; i += hn::Lanes(f))
-        hn::Store(hn::Mul(hn::Load(f, x + i), hn::Set(f, factor)), f, x + i);
+    const Vec factor = hn::Set(f, scale / std::sqrt(sum(f, squares) + 1e-6F));
+    for (std::size_t i = 0; i < n; i += hn::Lanes(f)) hn::Store(hn::Mul(hn::Load(f, x + i), factor), f, x + i);
 }
 
-/// Loads rows [row, row + m) of one head into `x`; `bias` is scratch for a head's dt_bias, `gates` for its decays.
+/// Loads rows of one head, block by block; `bias` is scratch for its dt_bias, [Kp].
 class Loader {
 public:
     Loader(const NormalForm& nf, std::int64_t batch, std::int64_t head, std::size_t Kp, float* bias)
@@ -181,14 +182,31 @@ public:
         if (g.decay == Decay::scalar) std::fill_n(bias_, Kp_, bias_[0]);
     }
 
+    /// What a block's rows have one number of: gates and strengths, a vector of rows at a time.
+    void block(std::int64_t row, std::size_t rows) {
+        first_row_ = row;
+        scalars(nf_.erase, row, rows, erases_);
+        scalars(nf_.write, row, rows, writes_);
+        const GateSource& s = nf_.gate;
+        if (s.decay != Decay::scalar) return;
+        for (std::size_t r = 0; r < rows; ++r)
+            decays_[r] =
+                load_as<float>(s.x, offset_of(s.x, batch_, (row + static_cast<std::int64_t>(r)) / nf_.steps, head_));
+        for (std::size_t r = 0; r < rows; r += kCpuBucket) decays(s, A_log_, bias_, kCpuBucket, decays_ + r);
+    }
+
+    /// Rows [row, row + m) of the block.
     void rows(std::int64_t row, std::size_t m, const Rows& x) const {
         for (std::size_t t = 0; t < m; ++t) {
             const std::int64_t r = row + static_cast<std::int64_t>(t), token = r / nf_.steps;
-            load(nf_.q, offset_of(nf_.q, batch_, token, key_head_), x.at(x.q, t));
+            const auto scale = static_cast<float>(nf_.scale);
+            load(nf_.q, offset_of(nf_.q, batch_, token, key_head_), x.at(x.q, t), nf_.qk_l2norm ? 1.0F : scale);
             load(nf_.k, offset_of(nf_.k, batch_, r, key_head_), x.at(x.k, t));
-            normalise(x.at(x.q, t), Kp_, nf_.qk_l2norm, static_cast<float>(nf_.scale));
-            normalise(x.at(x.k, t), Kp_, nf_.qk_l2norm, 1.0F);
-            decay(token, r % nf_.steps, x.at(x.d, t));
+            if (nf_.qk_l2norm) {
+                normalise(x.at(x.q, t), Kp_, scale);
+                normalise(x.at(x.k, t), Kp_, 1.0F);
+            }
+            decay(r, x.at(x.d, t));
             if (nf_.tied) {
                 erase(r, x.at(x.k, t), x.at(x.e, t));
             } else {
@@ -198,39 +216,39 @@ public:
         }
     }
 
-    /// to[0, columns) = w o v of a row, zero up to `padded`.
-    void value(std::int64_t row, std::int64_t first, std::size_t columns, std::size_t padded, float* to,
-               float* scratch) const {
+    /// w o v of a row's columns, zero up to `padded`: in place where v is plain fp32 and w a scalar, in `to` otherwise.
+    Values value(std::int64_t row, std::int64_t first, std::size_t columns, std::size_t padded, float* to,
+                 float* scratch) const {
         const F f;
-        widen(nf_.v.dtype, nf_.v.data, offset_of(nf_.v, batch_, row, head_) + first, columns, to);
-        std::fill(to + columns, to + padded, 0.0F);
         const StrengthSource& s = nf_.write;
-        if (s.kind == StrengthKind::one) return;
+        const std::int64_t offset = offset_of(nf_.v, batch_, row, head_) + first;
+        const float factor = s.vector || s.kind == StrengthKind::one ? 1.0F : writes_[row - first_row_];
+        if (nf_.v.dtype == Dtype::fp32 && columns == padded && !s.vector)
+            return {static_cast<const float*>(nf_.v.data) + offset, factor};
+        widen(nf_.v.dtype, nf_.v.data, offset, columns, to);
+        std::fill(to + columns, to + padded, 0.0F);
         if (s.vector) {
             widen(s.x.dtype, s.x.data, offset_of(s.x, batch_, row, head_) + first, columns, scratch);
             std::fill(scratch + columns, scratch + padded, 0.0F);
             strengths(s.kind, padded, scratch);
             for (std::size_t i = 0; i < padded; i += hn::Lanes(f))
                 hn::Store(hn::Mul(hn::Load(f, scratch + i), hn::Load(f, to + i)), f, to + i);
-        } else {
-            const Vec w = hn::Set(f, scalar(s, row));
-            for (std::size_t i = 0; i < padded; i += hn::Lanes(f))
-                hn::Store(hn::Mul(w, hn::Load(f, to + i)), f, to + i);
         }
+        return {to, factor};
     }
 
 private:
-    void load(const Tensor& t, std::int64_t offset, float* to) const {
-        widen(t.dtype, t.data, offset, static_cast<std::size_t>(nf_.K), to);
+    void load(const Tensor& t, std::int64_t offset, float* to, float factor = 1.0F) const {
+        widen(t.dtype, t.data, offset, static_cast<std::size_t>(nf_.K), to, factor);
         std::fill(to + nf_.K, to + Kp_, 0.0F);
     }
 
-    float scalar(const StrengthSource& s, std::int64_t row) const {
-        const float x = load_as<float>(s.x, offset_of(s.x, batch_, row, head_));
-        if (s.kind == StrengthKind::given) return x;
-        const F f;
-        const float y = hn::GetLane(sigmoid_of(f, hn::Set(f, x)));
-        return s.kind == StrengthKind::twice_sigmoid ? 2 * y : y;
+    /// Scalar strengths of a block's rows.
+    void scalars(const StrengthSource& s, std::int64_t row, std::size_t rows, float* to) const {
+        if (s.vector || s.kind == StrengthKind::one) return;
+        for (std::size_t r = 0; r < rows; ++r)
+            to[r] = load_as<float>(s.x, offset_of(s.x, batch_, row + static_cast<std::int64_t>(r), head_));
+        strengths(s.kind, kMost, to);
     }
 
     void erase(std::int64_t row, const float* k, float* to) const {
@@ -240,31 +258,32 @@ private:
             load(s.x, offset_of(s.x, batch_, row, head_), to);
             strengths(s.kind, Kp_, to);
         }
-        const Vec e = hn::Set(f, s.vector || s.kind == StrengthKind::one ? 1.0F : scalar(s, row));
+        const Vec e = hn::Set(f, s.vector || s.kind == StrengthKind::one ? 1.0F : erases_[row - first_row_]);
         for (std::size_t i = 0; i < Kp_; i += hn::Lanes(f))
             hn::Store(hn::Mul(s.vector ? hn::Load(f, to + i) : e, hn::Load(f, k + i)), f, to + i);
     }
 
-    void decay(std::int64_t token, std::int64_t step, float* to) const {
+    void decay(std::int64_t row, float* to) const {
         const GateSource& s = nf_.gate;
-        if (s.decay == Decay::none || step > 0) {
+        if (s.decay == Decay::none || row % nf_.steps > 0) {
             std::fill_n(to, Kp_, 1.0F);
         } else if (s.decay == Decay::vector) {
-            load(s.x, offset_of(s.x, batch_, token, head_), to);
+            load(s.x, offset_of(s.x, batch_, row / nf_.steps, head_), to);
             decays(s, A_log_, bias_, Kp_, to);
         } else {
-            const F f;
-            std::fill_n(to, hn::Lanes(f), load_as<float>(s.x, offset_of(s.x, batch_, token, head_)));
-            decays(s, A_log_, bias_, hn::Lanes(f), to);
-            std::fill_n(to, Kp_, to[0]);
+            std::fill_n(to, Kp_, decays_[row - first_row_]);
         }
     }
+
+    static constexpr std::size_t kMost = kRank * kPassesPerBlock;  ///< rows a block
 
     const NormalForm& nf_;
     std::int64_t batch_, head_, key_head_;
     std::size_t Kp_;
     float* bias_;
     float A_log_ = 0;
+    std::int64_t first_row_ = 0;
+    alignas(64) float decays_[kMost] = {}, erases_[kMost] = {}, writes_[kMost] = {};
 };
 
 }  // namespace tidegate::cpu::HWY_NAMESPACE

@@ -6,67 +6,91 @@
 #include <hwy/cache_control.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 
 #include "cpu/kernels.h"
 #include "problem/number.h"
 
 namespace tidegate::cpu {
 
+/// Bytes that a sweep asks for as it walks: a piece of the run every row. All at once they would stall it, having more
+/// lines than a core has open misses.
+struct Run {
+    const char* first;
+    std::uint32_t bytes;
+};
+
+/// What one sweep asks for.
+struct Ahead {
+    static constexpr std::size_t kMost = 16;
+    Run runs[kMost];
+    std::size_t count = 0;
+};
+
 class Prefetch {
 public:
-    /// Rows [row, row + most) of a task; all of them past: the first rows of the same task for the next head.
-    Prefetch(const NormalForm& nf, const Task& task, std::int64_t row, std::int64_t most)
-        : nf_(nf), state_(task.state), n_(task.sequence), batch_(nf.sequence(task.sequence).batch), head_(task.head) {
+    /// Rows [row, row + most) of a task; all of them past: the first rows of the same task for the next head. `shares`:
+    /// how many parts to ask for it in.
+    Prefetch(const NormalForm& nf, const Task& task, std::int64_t row, std::int64_t most, std::int64_t shares)
+        : nf_(nf), task_(task), batch_(nf.sequence(task.sequence).batch), head_(task.head) {
         const bool next_head = row >= task.end;
         if (next_head && task.end - task.begin == 1) return;  // a single row is over before anything would arrive
         if (next_head) ++head_;
         if (head_ >= nf.value_heads) return;
         row_ = next_head ? task.begin : row;
-        rows_ = std::min(most, task.end - row_);
-        states_ = next_head && state_.present() ? nf.K : 0;
+        end_ = std::min(row_ + most, task.end);
+        states_ = next_head && task.state.present() ? nf.K : 0;
         key_head_ = nf.key_head(head_);
+        columns_ = std::min(task.columns, nf.V - task.first_column);
+        tensors_ = nf.gate.decay == Decay::vector ? 5 : 4;
+        share_ = static_cast<std::size_t>(((end_ - row_) * tensors_ + states_ + shares - 1) / shares);
+        share_ = std::min(share_, Ahead::kMost);
     }
 
-    /// The next share of it, of `shares` in all. Shares are small: more than a core's open misses would stall it.
-    void some(std::int64_t shares) {
-        const std::int64_t all = rows_ * kTensors + states_, until = std::min(all, all * ++turn_ / shares);
-        for (; asked_ < until; ++asked_) {
-            if (asked_ >= rows_ * kTensors) {
-                line(state_, n_, head_, asked_ - rows_ * kTensors, nf_.V);
-                continue;
-            }
-            const std::int64_t row = row_ + asked_ / kTensors, token = row / nf_.steps;
-            switch (asked_ % kTensors) {
-                case 0:
-                    line(nf_.k, batch_, row, key_head_, nf_.K);
-                    break;
-                case 1:
-                    line(nf_.q, batch_, token, key_head_, nf_.K);
-                    break;
-                case 2:
-                    line(nf_.v, batch_, row, head_, nf_.V);
-                    break;
-                case 3:
-                    line(nf_.o, batch_, token, head_, nf_.V);
-                    break;
-                default:
-                    if (nf_.gate.decay == Decay::vector) line(nf_.gate.x, batch_, token, head_, nf_.K);
+    /// The next share of it.
+    const Ahead& share() {
+        ahead_.count = 0;
+        for (; ahead_.count < share_ && row_ < end_; ++ahead_.count) {
+            ahead_.runs[ahead_.count] = run(row_, nf_.steps == 1 ? row_ : row_ / nf_.steps);
+            if (++tensor_ == tensors_) {
+                tensor_ = 0;
+                ++row_;
             }
         }
+        for (; ahead_.count < share_ && state_ < states_; ++state_)
+            ahead_.runs[ahead_.count++] =
+                piece(task_.state, offset_of(task_.state, task_.sequence, head_, state_, task_.first_column), columns_);
+        return ahead_;
     }
 
 private:
-    static void line(const Tensor& t, std::int64_t i, std::int64_t j, std::int64_t k, std::int64_t n) {
-        const std::int64_t size = bytes_of(t.dtype);
-        const char* first = static_cast<const char*>(t.data) + offset_of(t, i, j, k) * size;
-        for (std::int64_t at = 0; at < n * size; at += 64) hwy::Prefetch(first + at);
+    Run run(std::int64_t row, std::int64_t token) const {
+        switch (tensor_) {
+            case 0:
+                return piece(nf_.k, offset_of(nf_.k, batch_, row, key_head_), nf_.K);
+            case 1:
+                return piece(nf_.q, offset_of(nf_.q, batch_, token, key_head_), nf_.K);
+            case 2:
+                return piece(nf_.v, offset_of(nf_.v, batch_, row, head_) + task_.first_column, columns_);
+            case 3:
+                return piece(nf_.o, offset_of(nf_.o, batch_, token, head_) + task_.first_column, columns_);
+            default:
+                return piece(nf_.gate.x, offset_of(nf_.gate.x, batch_, token, head_), nf_.K);
+        }
+    }
+    static Run piece(const Tensor& t, std::int64_t offset, std::int64_t n) {
+        return {static_cast<const char*>(t.data) + offset * bytes_of(t.dtype),
+                static_cast<std::uint32_t>(n * bytes_of(t.dtype))};
     }
 
-    static constexpr std::int64_t kTensors = 5;  // k, q, v, o, g
-
     const NormalForm& nf_;
-    const Tensor& state_;
-    std::int64_t n_, batch_, head_, key_head_ = 0, row_ = 0, rows_ = 0, states_ = 0, asked_ = 0, turn_ = 0;
+    const Task& task_;
+    std::int64_t batch_, head_, key_head_ = 0, columns_ = 0;
+    std::int64_t row_ = 0, end_ = 0, tensor_ = 0, tensors_ = 4;  ///< rows to come, and the next tensor of the first
+    std::int64_t state_ = 0, states_ = 0;                        ///< rows of the state
+    std::size_t share_ = 0;
+    Ahead ahead_;
 };
 
 }  // namespace tidegate::cpu

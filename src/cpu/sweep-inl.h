@@ -11,6 +11,7 @@
 #include <hwy/highway.h>
 
 #include "cpu/convert-inl.h"
+#include "cpu/prefetch.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tidegate::cpu::HWY_NAMESPACE {
@@ -37,7 +38,7 @@ struct StateView {
 // broadcast serves one multiply-add: loads are the limit. Two vectors and three walks over the slice, which L1 holds,
 // broadcast half as often; with 32 registers one walk does it all.
 inline constexpr bool kManyRegisters = hn::MaxLanes(F()) >= 16;
-inline constexpr std::size_t kSliceVectors = kManyRegisters ? 1 : 2;
+inline constexpr std::size_t kSliceVectors = kManyRegisters ? 2 : 2;
 
 /// One walk over K rows of kVectors vectors of state columns:
 ///   S_i = decay_i S_i + sum_{u < kWrites} write_i[u] delta_u      (read at `from`, stored at `to`; not without writes)
@@ -46,7 +47,7 @@ inline constexpr std::size_t kSliceVectors = kManyRegisters ? 1 : 2;
 /// the same. 3 * kRank multiply-adds stand against one load and one store of the state.
 template <std::size_t kWrites, std::size_t kReads, bool kErase, bool kQuery, std::size_t kVectors>
 HWY_INLINE void walk(std::size_t K, const Coefficients& pending, const Coefficients& next, StateView from, StateView to,
-                     const float* delta, float* read, float* out, std::size_t width) {
+                     const float* delta, float* read, float* out, std::size_t width, const Ahead& ahead) {
     const F f;
     const std::size_t lanes = hn::Lanes(f);
     constexpr std::size_t kW = kWrites > 0 ? kWrites : 1, kR = kReads > 0 ? kReads : 1;
@@ -57,47 +58,77 @@ HWY_INLINE void walk(std::size_t K, const Coefficients& pending, const Coefficie
     TIDEGATE_UNROLL
     for (std::size_t m = 0; m < kReads; ++m) TIDEGATE_UNROLL
     for (std::size_t v = 0; v < kVectors; ++v) r[m][v] = o[m][v] = hn::Zero(f);
+    const float* HWY_RESTRICT decay = pending.decay;
     const float* HWY_RESTRICT write = pending.write;
     const float* HWY_RESTRICT erase = next.erase;
     const float* HWY_RESTRICT query = next.query;
     const float* source = from.rows;
     float* target = to.rows;
-    for (std::size_t i = 0; i < K; ++i) {
-        Vec s[kVectors];
+    // A row's updates are a chain of kWrites; the sums over the row before it fill the wait.
+    Vec s[kVectors], last[kVectors];
+    const auto decayed = [&](std::size_t i) HWY_ATTR {
         TIDEGATE_UNROLL
         for (std::size_t v = 0; v < kVectors; ++v) s[v] = hn::LoadU(f, source + v * lanes);
+        source += from.stride;
         if constexpr (kWrites > 0) {
-            const Vec a = hn::Set(f, pending.decay[i]);
+            const Vec a = hn::Set(f, decay[i]);
             TIDEGATE_UNROLL
             for (std::size_t v = 0; v < kVectors; ++v) s[v] = hn::Mul(a, s[v]);
-            TIDEGATE_UNROLL
-            for (std::size_t u = 0; u < kWrites; ++u) {
-                const Vec b = hn::Set(f, write[u]);
-                TIDEGATE_UNROLL
-                for (std::size_t v = 0; v < kVectors; ++v) s[v] = hn::MulAdd(b, d[u][v], s[v]);
-            }
-            TIDEGATE_UNROLL
-            for (std::size_t v = 0; v < kVectors; ++v) hn::StoreU(s[v], f, target + v * lanes);
         }
+    };
+    const auto update = [&](std::size_t u) HWY_ATTR {
+        const Vec b = hn::Set(f, write[u]);
         TIDEGATE_UNROLL
-        for (std::size_t m = 0; m < kReads; ++m) {
-            if constexpr (kErase) {
-                const Vec e = hn::Set(f, erase[m]);
-                TIDEGATE_UNROLL
-                for (std::size_t v = 0; v < kVectors; ++v) r[m][v] = hn::MulAdd(e, s[v], r[m][v]);
-            }
-            if constexpr (kQuery) {
-                const Vec q = hn::Set(f, query[m]);
-                TIDEGATE_UNROLL
-                for (std::size_t v = 0; v < kVectors; ++v) o[m][v] = hn::MulAdd(q, s[v], o[m][v]);
-            }
+        for (std::size_t v = 0; v < kVectors; ++v) s[v] = hn::MulAdd(b, d[u][v], s[v]);
+    };
+    const auto sum_up = [&](std::size_t m) HWY_ATTR {
+        if constexpr (kErase) {
+            const Vec e = hn::Set(f, erase[m]);
+            TIDEGATE_UNROLL
+            for (std::size_t v = 0; v < kVectors; ++v) r[m][v] = hn::MulAdd(e, last[v], r[m][v]);
         }
-        source += from.stride;
+        if constexpr (kQuery) {
+            const Vec q = hn::Set(f, query[m]);
+            TIDEGATE_UNROLL
+            for (std::size_t v = 0; v < kVectors; ++v) o[m][v] = hn::MulAdd(q, last[v], o[m][v]);
+        }
+    };
+    const auto store = [&]() HWY_ATTR {
+        TIDEGATE_UNROLL
+        for (std::size_t v = 0; v < kVectors; ++v) {
+            if constexpr (kWrites > 0) hn::StoreU(s[v], f, target + v * lanes);
+            last[v] = s[v];
+        }
         target += to.stride;
         write += kRank;
-        erase += kRank;
-        query += kRank;
+    };
+    decayed(0);
+    TIDEGATE_UNROLL
+    for (std::size_t u = 0; u < kWrites; ++u) update(u);
+    store();
+    const auto runs = static_cast<std::uint32_t>(std::max<std::size_t>(ahead.count, 1));
+    const std::uint32_t rows = std::max(static_cast<std::uint32_t>(K - 1) / runs, 1U);
+    for (std::size_t i = 1, at = 0; i < K; ++at) {
+        const Run run = at < ahead.count ? ahead.runs[at] : Run{reinterpret_cast<const char*>(query), 0};
+        const std::size_t step = (run.bytes + rows - 1) / rows, end = at + 1 < runs ? i + rows : K;
+        const char* line = run.first;
+#pragma GCC unroll 4
+        for (; i < end; ++i) {
+            __builtin_prefetch(line, 0, 2);
+            line += step;
+            decayed(i);
+            TIDEGATE_UNROLL
+            for (std::size_t u = 0; u < kRank; ++u) {
+                if (u < kWrites) update(u);
+                if (u < kReads) sum_up(u);
+            }
+            store();
+            erase += kRank;
+            query += kRank;
+        }
     }
+    TIDEGATE_UNROLL
+    for (std::size_t m = 0; m < kReads; ++m) sum_up(m);
     TIDEGATE_UNROLL
     for (std::size_t m = 0; m < kReads; ++m) TIDEGATE_UNROLL
     for (std::size_t v = 0; v < kVectors; ++v) {
@@ -110,15 +141,16 @@ HWY_INLINE void walk(std::size_t K, const Coefficients& pending, const Coefficie
 /// A pass's pending updates, then the next pass's reads.
 template <std::size_t kWrites, std::size_t kReads, std::size_t kVectors>
 HWY_NOINLINE void sweep(std::size_t K, const Coefficients& pending, const Coefficients& next, StateView from,
-                        StateView to, const float* delta, float* read, float* out, std::size_t width) {
+                        StateView to, const float* delta, float* read, float* out, std::size_t width,
+                        const Ahead& ahead) {
     if constexpr (kManyRegisters || kReads < 2) {
-        walk<kWrites, kReads, true, true, kVectors>(K, pending, next, from, to, delta, read, out, width);
+        walk<kWrites, kReads, true, true, kVectors>(K, pending, next, from, to, delta, read, out, width, ahead);
     } else {
         if constexpr (kWrites > 0)
-            walk<kWrites, 0, false, false, kVectors>(K, pending, next, from, to, delta, read, out, width);
+            walk<kWrites, 0, false, false, kVectors>(K, pending, next, from, to, delta, read, out, width, ahead);
         const StateView now = kWrites > 0 ? to : from;
-        walk<0, kReads, true, false, kVectors>(K, pending, next, now, now, delta, read, out, width);
-        walk<0, kReads, false, true, kVectors>(K, pending, next, now, now, delta, read, out, width);
+        walk<0, kReads, true, false, kVectors>(K, pending, next, now, now, delta, read, out, width, ahead);
+        walk<0, kReads, false, true, kVectors>(K, pending, next, now, now, delta, read, out, width, ahead);
     }
 }
 

@@ -23,7 +23,8 @@ Plan plan_cpu(const NormalForm& nf, const CpuMachine& machine, const Options& op
     const std::int64_t threads = std::max<std::int64_t>(1, options.threads > 0 ? options.threads : machine.cores);
     const bool even = heads % threads == 0 || heads >= 8 * threads;
     const std::int64_t parts = std::min(even ? 1 : threads, a.bucket_v / kCpuBucket);
-    s.round = nf.final_state.present() && nf.final_state.dtype == Dtype::fp32 ? kRoundTokens : 0;
+    const bool keeps_state = nf.final_state.present() && nf.final_state.dtype == Dtype::fp32;
+    s.round = keeps_state && heads > threads ? kRoundTokens : 0;
     s.slice_v = cpu_bucket((a.bucket_v + parts - 1) / parts);
     s.tasks = heads * ((a.bucket_v + s.slice_v - 1) / s.slice_v);
     s.threads = static_cast<int>(std::clamp<std::int64_t>(threads, 1, std::max<std::int64_t>(s.tasks, 1)));

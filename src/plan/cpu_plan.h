@@ -26,7 +26,7 @@ constexpr std::int64_t pass_rows(bool tied) { return tied ? kPassRank : kPassRan
 /// Passes prepared at a time: their coefficients stay in L2 while every slice of the state runs through them.
 inline constexpr std::int64_t kPassesPerBlock = 8;
 
-/// Tokens that every head advances before any goes on. Rows of different heads share pages: a round's pages then stay
+/// Tokens that every head advances before any goes on, where a thread has several. Rows of different heads share pages: a round's pages then stay
 /// in the TLB while all heads pass over them, which 4 KiB pages under a long sequence would not. Needs an fp32 final
 /// state to keep each head's state between rounds; a multiple of every pass, so that no bit changes.
 inline constexpr std::int64_t kRoundTokens = 256;
