@@ -293,6 +293,37 @@ TEST_F(ContractTest, UntouchedMemory) {  // 14
     });
 }
 
+// Rows of o on cache lines are streamed past the caches: the same bits as stored ones, and nothing beside them.
+TEST_F(ContractTest, OutputOnCacheLines) {
+    on_every_isa([] {
+        for (const int threads : {1, 2, 4})
+            for (const std::int64_t V : {16, 32, 80})
+                for (const std::int64_t T : {1, 2, 5, 70}) {
+                    Spec s;
+                    s.B = 2, s.T = T, s.HV = 2, s.K = 24, s.V = V;
+                    const Problem problem(s);
+                    Forward p = problem.view();
+                    const Result want = run(p);
+                    const Sizes shape{2, T, 2, V}, stride = gapped(shape, 16);
+                    std::vector<float> memory(static_cast<std::size_t>(2 * stride[0] + 64), -7.0F);
+                    for (const std::size_t shift : {0UL, 4UL}) {
+                        const std::size_t line = (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64) / 4 % 16;
+                        Tensor o = want.o.view();
+                        o.data = memory.data() + line + shift;
+                        for (std::size_t d = 0; d < 4; ++d) o.stride[d] = stride[d];
+                        p.o = o;
+                        const Owned ht(Dtype::fp32, problem.state_shape());
+                        p.final_state = ht.view();
+                        std::fill(memory.begin(), memory.end(), -7.0F);
+                        forward(p, {threads});
+                        EXPECT_EQ(difference(o, want.o.view()), "") << "T " << T << " V " << V << " shift " << shift;
+                        EXPECT_EQ(std::count(memory.begin(), memory.end(), -7.0F),
+                                  static_cast<std::int64_t>(memory.size()) - o.size());
+                    }
+                }
+    });
+}
+
 TEST_F(ContractTest, EmptySequences) {  // 10
     on_every_isa([] {
         for (const bool h0 : {false, true})

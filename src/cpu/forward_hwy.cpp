@@ -15,6 +15,8 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/forward_hwy.cpp"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
+
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include "cpu/front-inl.h"
@@ -81,6 +83,7 @@ public:
         for (std::int64_t row = begin; row < end; row += kStep)
             block(loader, row, static_cast<std::size_t>(std::min(kStep, end - row)));
         store_state();
+        if (streams_) hwy::FlushStream();  // what was streamed is not ordered otherwise
     }
 
 private:
@@ -94,6 +97,15 @@ private:
         const std::size_t slice = kSliceVectors * hn::Lanes(F()), wide = kWide * hn::Lanes(F());
         wide_ = rows == 1 && V_ % wide == 0 && columns_ == V_;
         W_ = wide_ ? wide : slice;
+        streams_ = rows > 1 && slice * sizeof(float) >= kLine && nf_.steps == 1 && columns_ == V_ && on_lines(nf_.o);
+    }
+    /// Whether o is written past the caches, line by line: nothing of it is read first, and no other core, busy on its
+    /// neighbours, can take the lines away between.
+    static bool on_lines(const Tensor& t) {
+        bool whole = plain(t) && reinterpret_cast<std::uintptr_t>(t.data) % kLine == 0;
+        for (std::size_t d = 0; d < 3; ++d)
+            whole = whole && static_cast<std::size_t>(t.stride[d]) * sizeof(float) % kLine == 0;
+        return whole;
     }
     Sweep choose_sweep(std::size_t writes, std::size_t reads, std::size_t column) const {
         if (wide_) return sweep_for<kWide, 1>(writes, reads);
@@ -173,7 +185,8 @@ private:
             front(reads(p), coefficients_[p + 1], triangles_[p]);
         }
         // Slices take turns: while the rows of one pass wait for each other in connect(), another slice sweeps.
-        Prefetch ahead(nf_, task_, at(rows), kBlock, static_cast<std::int64_t>(passes * ((V_ + W_ - 1) / W_)));
+        Prefetch ahead(nf_, task_, !streams_, at(rows), kBlock,
+                       static_cast<std::int64_t>(passes * ((V_ + W_ - 1) / W_)));
         for (std::size_t c = 0; c < V_; c += kTurns * W_)
             for (std::size_t p = 0; p < passes; ++p)
                 for (std::size_t d = c; d < std::min(c + kTurns * W_, V_); d += W_) {
@@ -253,7 +266,10 @@ private:
                     hn::Store(x, f, delta + at + 2 * W);
                 }
                 hn::Store(written[t], f, delta + at);
-                hn::StoreU(y, f, o[t] + c + i);
+                if (streams_)
+                    hn::Stream(y, f, o[t] + c + i);
+                else
+                    hn::StoreU(y, f, o[t] + c + i);
             }
             if constexpr (!kTied) {  // a pass always has kRank writes: those of a missing row are zero
                 for (std::size_t t = m; t < kRows; ++t)
@@ -262,6 +278,7 @@ private:
         }
     }
 
+    static constexpr std::size_t kLine = 64;  ///< bytes of a cache line
     static constexpr std::size_t kWide = kManyRegisters ? 8 : 4;
 
     const NormalForm& nf_;
@@ -269,10 +286,11 @@ private:
     const std::int64_t n_, h_, first_;
     const std::size_t K_, Kp_, V_, columns_;  ///< V_: the task's columns, padded; columns_: those that exist
     const std::int64_t batch_;
-    std::size_t W_ = 0;                    ///< columns a slice, but for a shorter last one
-    bool wide_ = false, updated_ = false;  ///< updated_: the workspace holds the state
-    std::size_t writes_ = 0;               ///< updates that the last pass has left pending, coefficients in [0]
-    float* S_;                             ///< slices of [K, W]
+    std::size_t W_ = 0;  ///< columns a slice, but for a shorter last one
+    bool wide_ = false, streams_ = false;
+    bool updated_ = false;    ///< the workspace holds the state
+    std::size_t writes_ = 0;  ///< updates that the last pass has left pending, coefficients in [0]
+    float* S_;                ///< slices of [K, W]
     Coefficients coefficients_[kPassesPerBlock + 1];
     Triangles triangles_[kPassesPerBlock];
     Rows rows_;

@@ -31,8 +31,9 @@ struct Ahead {
 class Prefetch {
 public:
     /// Rows [row, row + most) of a task; all of them past: the first rows of the same task for the next head. `shares`:
-    /// how many parts to ask for it in.
-    Prefetch(const NormalForm& nf, const Task& task, std::int64_t row, std::int64_t most, std::int64_t shares)
+    /// how many parts to ask for it in. `output`: rows of o too, which a plain store reads before it writes.
+    Prefetch(const NormalForm& nf, const Task& task, bool output, std::int64_t row, std::int64_t most,
+             std::int64_t shares)
         : nf_(nf), task_(task), batch_(nf.sequence(task.sequence).batch), head_(task.head) {
         const bool next_head = row >= task.end;
         if (next_head && task.end - task.begin == 1) return;  // a single row is over before anything would arrive
@@ -43,7 +44,9 @@ public:
         states_ = next_head && task.state.present() ? nf.K : 0;
         key_head_ = nf.key_head(head_);
         columns_ = std::min(task.columns, nf.V - task.first_column);
-        tensors_ = nf.gate.decay == Decay::vector ? 5 : 4;
+        tensors_ = 3;
+        if (nf.gate.decay == Decay::vector) gate_ = tensors_++;
+        if (output) output_ = tensors_++;
         share_ = static_cast<std::size_t>(((end_ - row_) * tensors_ + states_ + shares - 1) / shares);
         share_ = std::min(share_, Ahead::kMost);
     }
@@ -66,18 +69,12 @@ public:
 
 private:
     Run run(std::int64_t row, std::int64_t token) const {
-        switch (tensor_) {
-            case 0:
-                return piece(nf_.k, offset_of(nf_.k, batch_, row, key_head_), nf_.K);
-            case 1:
-                return piece(nf_.q, offset_of(nf_.q, batch_, token, key_head_), nf_.K);
-            case 2:
-                return piece(nf_.v, offset_of(nf_.v, batch_, row, head_) + task_.first_column, columns_);
-            case 3:
-                return piece(nf_.o, offset_of(nf_.o, batch_, token, head_) + task_.first_column, columns_);
-            default:
-                return piece(nf_.gate.x, offset_of(nf_.gate.x, batch_, token, head_), nf_.K);
-        }
+        if (tensor_ == gate_) return piece(nf_.gate.x, offset_of(nf_.gate.x, batch_, token, head_), nf_.K);
+        if (tensor_ == output_)
+            return piece(nf_.o, offset_of(nf_.o, batch_, token, head_) + task_.first_column, columns_);
+        if (tensor_ == 0) return piece(nf_.k, offset_of(nf_.k, batch_, row, key_head_), nf_.K);
+        if (tensor_ == 1) return piece(nf_.q, offset_of(nf_.q, batch_, token, key_head_), nf_.K);
+        return piece(nf_.v, offset_of(nf_.v, batch_, row, head_) + task_.first_column, columns_);
     }
     static Run piece(const Tensor& t, std::int64_t offset, std::int64_t n) {
         return {static_cast<const char*>(t.data) + offset * bytes_of(t.dtype),
@@ -87,7 +84,8 @@ private:
     const NormalForm& nf_;
     const Task& task_;
     std::int64_t batch_, head_, key_head_ = 0, columns_ = 0;
-    std::int64_t row_ = 0, end_ = 0, tensor_ = 0, tensors_ = 4;  ///< rows to come, and the next tensor of the first
+    std::int64_t row_ = 0, end_ = 0, tensor_ = 0, tensors_ = 0;  ///< rows to come, and the next tensor of the first
+    std::int64_t gate_ = -1, output_ = -1;                       ///< their numbers, after k, q, v
     std::int64_t state_ = 0, states_ = 0;                        ///< rows of the state
     std::size_t share_ = 0;
     Ahead ahead_;
