@@ -1,8 +1,10 @@
 // Everything public.
 #pragma once
 
+#include "tidegate/decode.h"
 #include "tidegate/error.h"
 #include "tidegate/forward.h"
+#include "tidegate/inputs.h"
 #include "tidegate/plan.h"
 #include "tidegate/rule.h"
 #include "tidegate/tensor.h"

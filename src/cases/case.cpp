@@ -39,10 +39,12 @@ bool is_tiled(const std::string& text) { return text == "tiled"; }
 bool is_vk(const std::string& text) { return text == "vk"; }
 bool is_strides(const std::string& text) { return text == "padded" || text == "interleaved"; }
 
+constexpr std::array kPasses{"forward", "decode", "packed"};
+
 constexpr std::array kKeys{
-    Key{"lengths", is_anything, "L,L*n,...: packed sequences that add up to T, B = 1"},
+    Key{"lengths", is_anything, "L,L*n,...: packed sequences that add up to T, B = 1", Key::either, "forward"},
     Key{"same", is_one, "1: every sequence holds the same data"},
-    Key{"h0", is_number, "X: initial state, normal times X"},
+    Key{"h0", is_number, "X: initial state, normal times X (decode: always there, X = 1)"},
     Key{"x", is_x, "ones | raw | alike: q = k = v = 1; keys not normalised; keys not normalised and nearly equal"},
     Key{"gate", is_gate,
         "zero | half-zero | const:X | spike:X | mild-spike:X | channel:X: log-decays instead of random ones",
@@ -61,9 +63,18 @@ constexpr std::array kKeys{
     Key{"scale", is_number, "X"},
     Key{"map", is_tiled, "tiled: head map"},
     Key{"layout", is_vk, "vk: state as [N, HV, V, K]"},
-    Key{"state", is_dtype, "bf16 | fp16: type of the final state"},
+    Key{"state", is_dtype, "bf16 | fp16: type of the final state or of the pool"},
     Key{"out", is_dtype, "fp32 | bf16 | fp16: type of o"},
-    Key{"strides", is_strides, "padded | interleaved: gaps of 1e30 behind every head; g and beta inside one buffer"},
+    Key{"strides", is_strides,
+        "padded | interleaved: gaps of 1e30 behind every head (decode: slot, row of the batch); g and beta inside one "
+        "buffer"},
+    Key{"pool", is_number, "P: slots (default: 2 more than are named)", Key::either, "decode packed"},
+    Key{"slots", is_anything, "I,I,...: state_indices [B], negative for a pad (default: from the last slot down)",
+        Key::either, "decode packed"},
+    Key{"null", is_number, "I: null_slot", Key::either, "decode packed"},
+    Key{"columns", is_number, "W: state_indices [B, W], one slot a token", Key::either, "decode"},
+    Key{"accepted", is_anything, "A,A,...: num_accepted, with columns", Key::either, "decode"},
+    Key{"each", is_one, "1: the state after every token too", Key::either, "decode"},
     Key{"nan", is_anything, "n: a NaN in v of sequence n"},
     Key{"inf", is_anything, "n: an inf in v of sequence n"},
 };
@@ -109,18 +120,70 @@ void read_keys(const std::vector<std::string>& parts, Case& c) {
     };
     std::sort(c.keys.begin(), c.keys.end(),
               [&](const auto& x, const auto& y) { return place(x.first) < place(y.first); });
-    const bool logits = c.key("gates") == "logits";
+    const bool logits = c.key("gates") == "logits" || c.pass == "packed";
     for (const auto& [name, value] : c.keys) {
         const Key& key = *place(name);
+        if (key.passes != nullptr && std::string(key.passes).find(c.pass) == std::string::npos)
+            throw Error("case", "case: given " + name + "=" + value + " with pass " + c.pass + ", expected it with " +
+                                    key.passes);
         if (key.needs != Key::either && (key.needs == Key::logits) != logits)
             throw Error("case", "case: given " + name + "=" + value + (logits ? " with" : " without") +
                                     " gates=logits, expected it " + (logits ? "without" : "with"));
     }
 }
 
+/// What only decode cases have: one list entry a request, slots in the pool.
+void decodes(const Case& c) {
+    const auto sized = [&c](const char* key) {
+        const auto n = static_cast<std::int64_t>(numbers(c.key(key), key).size());
+        if (!c.key(key).empty() && n != c.B)
+            throw Error("case", std::string("case: given ") + std::to_string(n) + " entries of " + key +
+                                    ", expected B = " + std::to_string(c.B));
+    };
+    sized("slots");
+    sized("accepted");
+    if (c.T < 1 || (c.pass == "packed" && c.T != 1))
+        throw Error("case", "case: given T = " + std::to_string(c.T) + ", expected T " +
+                                (c.pass == "packed" ? "= 1 with pass packed" : ">= 1 with pass decode"));
+    const std::int64_t W = columns_of(c), P = pool_of(c);
+    const auto bad = [](const std::string& text) { throw Error("case", "case: " + text); };
+    if (!c.key("columns").empty() && W < c.T)
+        bad("given columns=" + c.key("columns") + ", expected at least T = " + std::to_string(c.T));
+    if (!c.key("accepted").empty() && W == 0) bad("given accepted without columns, expected both");
+    if (!c.key("slots").empty() && W > 0) bad("given slots and columns, expected one of them");
+    for (const std::int64_t slot : numbers(c.key("slots"), "slots"))
+        if (slot >= P)
+            bad("given slot " + std::to_string(slot) + ", expected one below the pool's " + std::to_string(P));
+    if (P < c.B * std::max<std::int64_t>(W, 1) && c.key("slots").empty())
+        bad("given pool=" + c.key("pool") + ", expected a slot for every request and column");
+}
+
 }  // namespace
 
+std::vector<std::int64_t> numbers(const std::string& text, const std::string& where) {
+    std::vector<std::int64_t> list;
+    if (text.empty()) return list;
+    for (const std::string& part : split(text, ',')) list.push_back(number<std::int64_t>(part, where));
+    return list;
+}
+
+std::int64_t columns_of(const Case& c) {
+    return c.key("columns").empty() ? 0 : number<std::int64_t>(c.key("columns"), "columns");
+}
+
+std::int64_t pool_of(const Case& c) {
+    if (!c.key("pool").empty()) {
+        const auto P = number<std::int64_t>(c.key("pool"), "pool");
+        if (P < 1 || P > (1LL << 31)) throw Error("case", "case: given pool=" + c.key("pool") + ", expected a size");
+        return P;
+    }
+    std::int64_t named = c.B * std::max<std::int64_t>(columns_of(c), 1);
+    for (const std::int64_t slot : numbers(c.key("slots"), "slots")) named = std::max(named, slot + 1);
+    return named + 2;
+}
+
 std::span<const Key> keys() { return kKeys; }
+std::span<const char* const> passes() { return kPasses; }
 
 std::string Case::key(const std::string& name) const {
     for (const auto& [k, v] : keys)
@@ -145,7 +208,10 @@ Case parse(const std::string& id) {
     Case c;
     c.rule = rule_from(parts[0]);
     c.pass = parts[1];
-    if (c.pass != "forward") throw Error("case", "case: given pass '" + c.pass + "', expected forward");
+    std::string known;
+    for (const char* pass : kPasses) known += std::string(known.empty() ? "" : ", ") + pass;
+    if (std::find(kPasses.begin(), kPasses.end(), c.pass) == kPasses.end())
+        throw Error("case", "case: given pass '" + c.pass + "', expected one of " + known);
     c.dtype = dtype_from(parts[2]);
     const std::vector<std::string> sizes = split(parts[3], ',');
     if (sizes.size() != 6) throw Error("case", "case: given sizes '" + parts[3] + "', expected B,T,H,HV,K,V");
@@ -168,10 +234,14 @@ Case parse(const std::string& id) {
         if (const std::string n = c.key(name); !n.empty() && number<std::int64_t>(n, name) >= sequences)
             throw Error("case", std::string("case: given ") + name + "=" + n + ", expected a sequence below " +
                                     std::to_string(sequences));
+    if (c.pass != "forward") decodes(c);
+    const double states = c.pass == "forward" ? 2.0 * static_cast<double>(sequences)
+                                              : static_cast<double>(pool_of(c)) +
+                                                    (c.key("each") == "1" ? static_cast<double>(c.B * c.T) : 0.0);
     const double elements =
         static_cast<double>(c.B) * static_cast<double>(c.T) *
             (2.0 * static_cast<double>(c.H * c.K) + static_cast<double>(c.HV) * static_cast<double>(c.K + 2 * c.V)) +
-        2.0 * static_cast<double>(sequences * c.HV) * static_cast<double>(c.K * c.V);
+        states * static_cast<double>(c.HV) * static_cast<double>(c.K * c.V);
     if (!(elements < 0x1p31))
         throw Error("case", "case: given sizes " + parts[3] + " of " + std::to_string(elements) +
                                 " elements, expected fewer than 2^31");

@@ -32,8 +32,9 @@ struct Key {
     enum Needs { either, given, logits };
     const char* name;
     bool (*fits)(const std::string& value);
-    const char* values;    ///< for help and errors
-    Needs needs = either;  ///< whether it has a meaning without, or only with gates=logits
+    const char* values;            ///< for help and errors
+    Needs needs = either;          ///< whether it has a meaning without, or only with gates=logits
+    const char* passes = nullptr;  ///< that know it; nullptr: all
 };
 std::span<const Key> keys();
 
@@ -42,6 +43,15 @@ Case parse(const std::string& id);
 std::string id_of(const Case& c);
 /// xxh3 of id and generator version, 16 hex digits.
 std::string hash_of(const Case& c);
+
+/// The passes that there are cases for.
+std::span<const char* const> passes();
+
+/// Slots of a decode case's pool, and the columns of its state_indices (0: [B]).
+std::int64_t pool_of(const Case& c);
+std::int64_t columns_of(const Case& c);
+/// A comma-separated list of whole numbers. Throws Error("case").
+std::vector<std::int64_t> numbers(const std::string& text, const std::string& where);
 
 /// Lengths of the packed sequences; empty when the case is a batch.
 std::vector<std::int64_t> lengths_of(const Case& c);

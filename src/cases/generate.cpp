@@ -3,6 +3,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <tuple>
 
 #include "cases/case.h"
 #include "cases/random.h"
@@ -47,14 +48,19 @@ public:
     io::Bundle bundle() {
         options();
         qkv();
-        if (c_.key("gates") == "logits")
+        if (c_.key("gates") == "logits" || c_.pass == "packed")
             logits();
         else
             gates();
-        if (const std::string h0 = c_.key("h0"); !h0.empty()) initial_state(value(h0));
+        const std::string h0 = c_.key("h0");
+        if (c_.pass != "forward")
+            pool(h0.empty() ? 1 : value(h0));
+        else if (!h0.empty())
+            states("initial_state", static_cast<std::int64_t>(lengths_.size()), Dtype::fp32, value(h0));
         for (const char* bad : {"nan", "inf"})
             if (const std::string n = c_.key(bad); !n.empty()) poison(value(n), std::string(bad) == "nan");
         if (packed_) cu_seqlens();
+        if (c_.pass == "packed") pack();
         return std::move(out_);
     }
 
@@ -68,8 +74,10 @@ private:
         const std::int64_t width = std::max<std::int64_t>(channels, 1);
         io::Array array(name, dtype, shape);
         const std::string strides = c_.key("strides");
-        if (strides == "padded" && channels > 0) pad(array, channels + 5);
-        if (strides == "interleaved" && channels == 0) pad(array, 2);
+        // Decode: every other row of the batch, as a view of a larger buffer has it.
+        const std::int64_t every = c_.pass == "forward" ? 1 : 2;
+        if (strides == "padded" && channels > 0) pad(array, channels + 5, every);
+        if (strides == "interleaved" && channels == 0) pad(array, 2, 1);
         const Tensor view = array.view();
         for (std::size_t r = 0; r < rows_.size(); ++r)
             for (std::int64_t h = 0; h < heads; ++h)
@@ -82,12 +90,12 @@ private:
     }
 
     /// Re-strides so that every head takes `head` elements; the gaps hold 1e30, which spoils any sum it enters.
-    static void pad(io::Array& a, std::int64_t head) {
+    static void pad(io::Array& a, std::int64_t head, std::int64_t every) {
         a.stride.assign(a.shape.size(), 1);
         std::int64_t stride = head;
         for (std::size_t d = 3; d-- > 0;) {
-            a.stride[d] = stride;
-            stride *= a.shape[d];
+            a.stride[d] = d == 0 ? stride * every : stride;
+            stride = a.stride[d] * a.shape[d];
         }
         a.bytes.assign(static_cast<std::size_t>(stride * bytes_of(a.dtype)), std::byte{0});
         for (std::int64_t i = 0; i < stride; ++i)
@@ -223,10 +231,9 @@ private:
         if (c_.key("neg") == "1") out_.metadata["allow_neg_eigval"] = "1";
     }
 
-    void initial_state(double size) {
+    void states(const std::string& name, std::int64_t N, Dtype dtype, double size) {
         const bool vk = c_.key("layout") == "vk";
-        const auto N = static_cast<std::int64_t>(lengths_.size());
-        io::Array array("initial_state", Dtype::fp32, {N, c_.HV, vk ? c_.V : c_.K, vk ? c_.K : c_.V});
+        io::Array array(name, dtype, {N, c_.HV, vk ? c_.V : c_.K, vk ? c_.K : c_.V});
         const Random random(c_.seed, kH0);
         std::int64_t i = 0;
         for (std::int64_t n = 0; n < N; ++n)
@@ -242,6 +249,69 @@ private:
                         store_element(array.bytes.data(), array.dtype, i++, random.normal(at) * size);
                     }
         out_.add(std::move(array));
+    }
+
+    /// Slots from the pool's last one down, so that none is its request's own number by chance.
+    void pool(double size) {
+        const std::int64_t P = pool_of(c_), W = columns_of(c_);
+        states("state", P, c_.key("state").empty() ? Dtype::fp32 : dtype_from(c_.key("state")), size);
+        if (c_.key("strides") == "padded") outer_gap(*out_.find("state"), 7);
+        const std::vector<std::int64_t> slots = numbers(c_.key("slots"), "slots");
+        io::Array indices("state_indices", Dtype::int32, {c_.B});
+        if (W > 0) indices = io::Array("state_indices", Dtype::int32, {c_.B, W});
+        for (std::int64_t i = 0; i < indices.size(); ++i)
+            store_element(indices.bytes.data(), indices.dtype, i,
+                          static_cast<double>(slots.empty() ? P - 1 - i : slots[static_cast<std::size_t>(i)]));
+        out_.add(std::move(indices));
+        if (const auto accepted = numbers(c_.key("accepted"), "accepted"); !accepted.empty()) {
+            io::Array array("num_accepted", Dtype::int32, {c_.B});
+            for (std::int64_t i = 0; i < c_.B; ++i)
+                store_element(array.bytes.data(), array.dtype, i,
+                              static_cast<double>(accepted[static_cast<std::size_t>(i)]));
+            out_.add(std::move(array));
+        }
+        if (!c_.key("null").empty()) out_.metadata["null_slot"] = c_.key("null");
+        if (c_.key("each") == "1") out_.metadata["per_token_state"] = "1";
+    }
+
+    /// q, k and v side by side in one row; a and b without their dimension of one token.
+    void pack() {
+        const std::int64_t keys = c_.H * c_.K, width = 2 * keys + c_.HV * c_.V;
+        io::Array mixed("mixed_qkv", c_.dtype, {c_.B, width});
+        if (c_.key("strides") == "padded") outer_gap(mixed, 5);
+        const Tensor to = mixed.view();
+        const std::tuple<const char*, std::int64_t, std::int64_t> parts[] = {
+            {"q", 0, c_.K}, {"k", keys, c_.K}, {"v", 2 * keys, c_.V}};
+        for (const auto& [name, first, channels] : parts) {
+            const Tensor from = out_.find(name)->view();
+            for (std::int64_t b = 0; b < c_.B; ++b)
+                for (std::int64_t h = 0; h < from.shape[2]; ++h)
+                    for (std::int64_t i = 0; i < channels; ++i)
+                        store_element(to.data, to.dtype, offset_of(to, b) + first + h * channels + i,
+                                      load_element(from.data, from.dtype, offset_of(from, b, 0, h, i)));
+        }
+        for (const char* name : {"a", "b"}) {
+            io::Array& array = *out_.find(name);
+            array.shape.erase(array.shape.begin() + 1);
+            if (!array.stride.empty()) array.stride.erase(array.stride.begin() + 1);
+        }
+        std::erase_if(out_.tensors, [](const io::Array& t) { return t.name == "q" || t.name == "k" || t.name == "v"; });
+        out_.tensors.insert(out_.tensors.begin(), std::move(mixed));
+        out_.metadata.erase("gates");  // a packed call has no other kind
+    }
+
+    /// Re-strides so that `gap` elements of 1e30 follow every row of the first dimension.
+    static void outer_gap(io::Array& a, std::int64_t gap) {
+        const std::vector<std::byte> dense = std::move(a.bytes);
+        const auto rows = a.shape[0], inner = rows > 0 ? a.size() / rows : 0, bytes = bytes_of(a.dtype);
+        a.stride.assign(a.shape.size(), 1);
+        for (std::size_t d = a.shape.size() - 1; d-- > 0;) a.stride[d] = a.stride[d + 1] * a.shape[d + 1];
+        a.stride[0] = inner + gap;
+        a.bytes.assign(static_cast<std::size_t>(rows * (inner + gap) * bytes), std::byte{0});
+        for (std::int64_t i = 0; i < rows * (inner + gap); ++i)
+            store_element(a.bytes.data(), a.dtype, i, a.dtype == Dtype::fp16 ? 65504 : 1e30);
+        for (std::int64_t r = 0; r < rows; ++r)
+            std::copy_n(dense.begin() + r * inner * bytes, inner * bytes, a.bytes.begin() + r * (inner + gap) * bytes);
     }
 
     /// One element of v, in the middle of the sequence.
@@ -280,6 +350,7 @@ private:
                                                              {"state", "state_dtype"}, {"gate_min", "gate_min"}};
         for (const auto& [key, name] : plain)
             if (const std::string text = c_.key(key); !text.empty()) m[name] = text;
+        if (c_.pass != "forward") m.erase("state_dtype");  // the pool's own says it
     }
 
     const Case& c_;

@@ -49,9 +49,61 @@ Tensor rows_of(Tensor t, std::size_t d, std::int64_t first, std::int64_t count) 
     return t;
 }
 
+/// select() of a decode request: rows of the batch, tokens of each; the pool as it is.
+io::Bundle select_requests(const io::Bundle& request, const NormalForm& form, const std::vector<Piece>& pieces) {
+    io::Bundle out;
+    out.metadata = request.metadata;
+    out.metadata.erase("case");
+    const auto B = static_cast<std::int64_t>(pieces.size());
+    for (const io::Array& array : request.tensors) {
+        if (array.name == "state" || array.name == "A_log" || array.name == "dt_bias") {
+            out.add(array);
+            continue;
+        }
+        const bool tokens = by_token(array.name) && request.meta("pass") == "decode";
+        std::vector<std::int64_t> shape = array.shape;
+        shape[0] = B;
+        if (tokens) shape[1] = pieces[0].end - pieces[0].begin;
+        io::Array made(array.name, array.dtype, shape);
+        for (std::int64_t i = 0; i < B; ++i) {
+            const Piece& piece = pieces[static_cast<std::size_t>(i)];
+            Tensor from = rows_of(array.view(), 0, piece.sequence, 1);
+            if (tokens) from = rows_of(from, 1, piece.begin, shape[1]);
+            copy_common(from, rows_of(made.view(), 0, i, 1));
+        }
+        out.add(std::move(made));
+    }
+    if (form.state_indices.present()) return out;
+    io::Array slots("state_indices", Dtype::int64, {B});  // they were the requests' numbers
+    for (std::int64_t i = 0; i < B; ++i)
+        store_element(slots.bytes.data(), slots.dtype, i,
+                      static_cast<double>(pieces[static_cast<std::size_t>(i)].sequence));
+    out.add(std::move(slots));
+    return out;
+}
+
+/// Every head's part of q, k and v zero-padded.
+io::Array pad_mixed(const io::Array& array, const NormalForm& form, std::int64_t K, std::int64_t V) {
+    const std::int64_t keys = form.key_heads, values = form.value_heads;
+    io::Array made(array.name, array.dtype, {array.shape[0], 2 * keys * K + values * V});
+    const auto heads = [](Tensor t, std::int64_t first, std::int64_t count, std::int64_t channels) {
+        t.data = static_cast<std::byte*>(t.data) + first * bytes_of(t.dtype);
+        t.rank = 3;
+        t.shape = {t.shape[0], count, channels};
+        t.stride = {t.stride[0], channels, 1};
+        return t;
+    };
+    for (const std::int64_t part : {0, 1})
+        copy_common(heads(array.view(), part * keys * form.K, keys, form.K),
+                    heads(made.view(), part * keys * K, keys, K));
+    copy_common(heads(array.view(), 2 * keys * form.K, values, form.V), heads(made.view(), 2 * keys * K, values, V));
+    return made;
+}
+
 }  // namespace
 
 io::Bundle select(const io::Bundle& request, const NormalForm& form, const std::vector<Piece>& pieces) {
+    if (form.pool) return select_requests(request, form, pieces);
     io::Bundle out;
     out.metadata = request.metadata;
     out.metadata.erase("case");  // it is another case now
@@ -104,7 +156,9 @@ io::Bundle zero_pad(const io::Bundle& request, const NormalForm& form, std::int6
             shape[3] = K;
         else if (n == "v")
             shape[3] = V;
-        else if (n == "initial_state")
+        else if (n == "a" && shape.size() == 3 && form.gate.decay == Decay::vector)  // packed
+            shape[2] = K;
+        else if (n == "initial_state" || n == "state")
             shape[2] = vk ? V : K, shape[3] = vk ? K : V;
         io::Array made(n, array.dtype, shape);
         if (n == "dt_bias" && form.gate.decay == Decay::vector) {  // [HV * K] is [HV, K]
@@ -117,6 +171,8 @@ io::Bundle zero_pad(const io::Bundle& request, const NormalForm& form, std::int6
             from.stride[1] = 1;
             copy_common(from, made.view());
             made.shape = {form.value_heads * K};
+        } else if (n == "mixed_qkv") {
+            made = pad_mixed(array, form, K, V);
         } else {
             copy_common(array.view(), made.view());
         }

@@ -13,8 +13,9 @@ struct Piece {
     std::int64_t sequence, begin, end;
 };
 
-/// The pieces as packed sequences, in order (one piece: a batch of one). Initial states follow their sequences; those
-/// of pieces that do not begin at 0 are the caller's to set.
+/// The pieces as packed sequences, in order (one piece: a batch of one); of a decode request, whose pieces are equally
+/// long, as requests on the same pool. Initial states follow their sequences; those of pieces that do not begin at 0
+/// are the caller's to set.
 io::Bundle select(const io::Bundle& request, const NormalForm& form, const std::vector<Piece>& pieces);
 
 /// K and V zero-padded; the scale is held, decays of new channels are 1.

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "cases/case.h"
-#include "problem/normal_form.h"
+#include "io/file.h"
 #include "problem/number.h"
 #include "tidegate/error.h"
 
@@ -38,33 +38,38 @@ std::size_t choice(const io::Bundle& request, const std::string& key, std::initi
     bad(key, text, known);
 }
 
-struct Input {
-    const char* name;
-    Tensor Forward::*member;
-    const char* gates;  ///< the only value of metadata `gates` under which it is read
-};
-constexpr Input kInputs[] = {{"q", &Forward::q, nullptr},
-                             {"k", &Forward::k, nullptr},
-                             {"v", &Forward::v, nullptr},
-                             {"g", &Forward::g, "given"},
-                             {"beta", &Forward::beta, "given"},
-                             {"a", &Forward::a, "logits"},
-                             {"b", &Forward::b, "logits"},
-                             {"A_log", &Forward::A_log, "logits"},
-                             {"dt_bias", &Forward::dt_bias, "logits"},
-                             {"initial_state", &Forward::initial_state, nullptr},
-                             {"cu_seqlens", &Forward::cu_seqlens, nullptr}};
+constexpr const char* kPasses[] = {"forward", "decode", "packed"};
+
+/// Calls f(name, tensor, the only value of metadata `gates` under which it is read or nullptr) for every input.
+template <class P, class F>
+void each_input(P& p, const F& f) {
+    using T = std::remove_const_t<P>;
+    if constexpr (std::is_same_v<T, PackedDecode>) {
+        f("mixed_qkv", p.mixed_qkv, nullptr);
+    } else {
+        f("q", p.q, nullptr);
+        f("k", p.k, nullptr);
+        f("v", p.v, nullptr);
+        f("g", p.g, "given");
+        f("beta", p.beta, "given");
+    }
+    f("a", p.a, "logits");
+    f("b", p.b, "logits");
+    f("A_log", p.A_log, "logits");
+    f("dt_bias", p.dt_bias, "logits");
+    if constexpr (std::is_same_v<T, Forward>) {
+        f("initial_state", p.initial_state, nullptr);
+        f("cu_seqlens", p.cu_seqlens, nullptr);
+    } else {
+        f("state", p.state, nullptr);
+        f("state_indices", p.state_indices, nullptr);
+    }
+    if constexpr (std::is_same_v<T, Decode>) f("num_accepted", p.num_accepted, nullptr);
+}
 constexpr const char* kOthers[] = {"do", "dht"};  // of other passes, legal in a forward request
 
-}  // namespace
-
-Forward bind(const io::Bundle& request) {
-    Forward p;
-    if (const std::string protocol = request.meta("protocol", "1"); protocol != "1") bad("protocol", protocol, "1");
-    if (request.meta("rule").empty()) throw Error("rule", "metadata rule: given nothing, expected a rule's name");
+void options(const io::Bundle& request, bool logits, Inputs& p) {
     p.rule = rule_from(request.meta("rule"));
-    choice(request, "pass", {"forward"});
-    const bool logits = choice(request, "gates", {"given", "logits"}) == 1;
     p.scale = number(request, "scale");
     p.qk_l2norm = choice(request, "qk_l2norm", {"0", "1"}) == 1;
     p.gate_form = choice(request, "gate_form", {"softplus", "bounded"}) == 1 ? GateForm::bounded : GateForm::softplus;
@@ -75,50 +80,178 @@ Forward bind(const io::Bundle& request) {
     p.head_map = choice(request, "head_map", {"grouped", "tiled"}) == 1 ? HeadMap::tiled : HeadMap::grouped;
     p.state_v_first = choice(request, "state_layout", {"kv", "vk"}) == 1;
     p.check_values = true;
-    for (const Input& in : kInputs) {
-        const io::Array* array = request.find(in.name);
-        if (array == nullptr || (in.gates != nullptr && std::string(in.gates) != (logits ? "logits" : "given")))
-            continue;
-        p.*in.member = array->view();
+}
+
+std::optional<std::int64_t> null_slot(const io::Bundle& request) {
+    const std::optional<double> x = number(request, "null_slot");
+    if (!x) return std::nullopt;
+    if (*x != std::floor(*x) || std::fabs(*x) > 0x1p52) bad("null_slot", request.meta("null_slot"), "a slot's number");
+    return static_cast<std::int64_t>(*x);
+}
+
+/// Extents of a request's answer. Throws where the inputs that give them are misshapen.
+struct Sizes {
+    std::int64_t B, T, HV, V, K, N;
+    Dtype dtype;  ///< of v
+};
+Sizes sizes_of(const Problem& problem) {
+    if (const auto* packed = std::get_if<PackedDecode>(&problem)) {
+        const Decode d = unpack(*packed);
+        return {d.v.shape[0], 1, d.v.shape[2], d.v.shape[3], d.q.shape[3], d.v.shape[0], d.v.dtype};
     }
-    return p;
+    const Inputs& p = inputs_of(problem);
+    if (p.q.rank != 4 || p.v.rank != 4) check(problem, true);  // throws, and says which
+    const auto* forward = std::get_if<Forward>(&problem);
+    const bool packed = forward != nullptr && forward->cu_seqlens.present();
+    return {p.v.shape[0], p.v.shape[1], p.v.shape[2],
+            p.v.shape[3], p.q.shape[3], packed ? forward->cu_seqlens.shape[0] - 1 : p.v.shape[0],
+            p.v.dtype};
+}
+
+}  // namespace
+
+Problem bind(const io::Bundle& request) {
+    if (const std::string protocol = request.meta("protocol", "1"); protocol != "1") bad("protocol", protocol, "1");
+    if (request.meta("rule").empty()) throw Error("rule", "metadata rule: given nothing, expected a rule's name");
+    const std::size_t pass = choice(request, "pass", {kPasses[0], kPasses[1], kPasses[2]});
+    const bool logits = choice(request, "gates", {"given", "logits"}) == 1 || pass == 2;
+    Problem problem = pass == 0 ? Problem(Forward()) : pass == 1 ? Problem(Decode()) : Problem(PackedDecode());
+    options(request, logits, inputs_of(problem));
+    std::visit(
+        [&](auto& p) {
+            each_input(p, [&](const char* name, Tensor& tensor, const char* gates) {
+                const io::Array* array = request.find(name);
+                if (array != nullptr && (gates == nullptr || std::string(gates) == (logits ? "logits" : "given")))
+                    tensor = array->view();
+            });
+            using P = std::decay_t<decltype(p)>;
+            if constexpr (!std::is_same_v<P, Forward>) p.null_slot = null_slot(request);
+            if constexpr (std::is_same_v<P, Decode>)
+                if (choice(request, "per_token_state", {"0", "1"}) == 1 && p.q.rank == 4 && p.state.rank == 4)
+                    p.state_tokens = dense(nullptr, p.state.dtype,
+                                           {p.q.shape[0], p.q.shape[1], p.state.shape[1], p.state.shape[2],
+                                            p.state.shape[3]});  // memory comes with attach()
+        },
+        problem);
+    return problem;
+}
+
+Inputs& inputs_of(Problem& problem) {
+    return std::visit([](auto& p) -> Inputs& { return p; }, problem);
+}
+const Inputs& inputs_of(const Problem& problem) {
+    return std::visit([](const auto& p) -> const Inputs& { return p; }, problem);
+}
+
+namespace {
+const Forward& plain(const Forward& p) { return p; }
+const Decode& plain(const Decode& p) { return p; }
+Decode plain(const PackedDecode& p) { return unpack(p); }
+}  // namespace
+
+NormalForm form_of(const Problem& problem) {
+    return std::visit([](const auto& p) { return lower(plain(p)); }, problem);
+}
+void check(const Problem& problem, bool allow_fp64) {
+    std::visit([&](const auto& p) { tidegate::check(plain(p), allow_fp64); }, problem);
+}
+Plan plan_of(const Problem& problem, const Options& options) {
+    return std::visit([&](const auto& p) { return plan(p, options); }, problem);
+}
+void run(const Problem& problem, const Options& options) {
+    if (const auto* p = std::get_if<Forward>(&problem)) return forward(*p, options);
+    if (const auto* p = std::get_if<Decode>(&problem)) return decode(*p, options);
+    packed_decode(std::get<PackedDecode>(problem), options);
 }
 
 std::vector<OutputSpec> outputs_of(const io::Bundle& request) {
-    const Forward p = bind(request);
-    if (p.q.rank != 4 || p.v.rank != 4) check(p, true);  // throws, and says which
-    const std::int64_t B = p.v.shape[0], T = p.v.shape[1], HV = p.v.shape[2], V = p.v.shape[3], K = p.q.shape[3];
-    const std::int64_t N = p.cu_seqlens.present() ? p.cu_seqlens.shape[0] - 1 : B;
+    const Problem problem = bind(request);
+    const Sizes s = sizes_of(problem);
+    const bool decodes = !std::holds_alternative<Forward>(problem), vk = inputs_of(problem).state_v_first;
+    const std::vector<std::int64_t> state{s.HV, vk ? s.V : s.K, vk ? s.K : s.V};
+    const auto states = [&state](std::vector<std::int64_t> first) {
+        first.insert(first.end(), state.begin(), state.end());
+        return first;
+    };
+    const io::Array* pool = request.find("state");
+    if (decodes && pool == nullptr) throw Error("state", "state: given nothing, expected a tensor [P, HV, K, V]");
+    const bool every = decodes && choice(request, "per_token_state", {"0", "1"}) == 1;
+    if (every && std::holds_alternative<PackedDecode>(problem))
+        bad("per_token_state", "1", "it with pass decode: a packed call has one token");
     // Extents of empty tensors are bounded by no file size: an answer of 2^40 elements is nobody's intention.
+    const double rows = static_cast<double>(s.B) * static_cast<double>(s.T);
     const double elements =
-        static_cast<double>(HV) * static_cast<double>(V) *
-        std::max(static_cast<double>(B) * static_cast<double>(T), static_cast<double>(N) * static_cast<double>(K));
-    if (N < 0 || !(elements < 0x1p40))
-        throw Error("v", "v: given shape " + shape_text(p.v) + ", expected an answer of fewer than 2^40 elements");
-    const Dtype out = dtype_from(request.meta("out_dtype", name_of(p.v.dtype)));
-    const Dtype state = dtype_from(request.meta("state_dtype", "fp32"));
-    return {{"o", out, {B, T, HV, V}},
-            {"final_state", state, {N, HV, p.state_v_first ? V : K, p.state_v_first ? K : V}}};
+        static_cast<double>(s.HV) * static_cast<double>(s.V) *
+        std::max(every ? rows * static_cast<double>(s.K) : rows, static_cast<double>(s.N) * static_cast<double>(s.K));
+    if (s.N < 0 || !(elements < 0x1p40))
+        throw Error("v", "v: given shape " + shape_text(inputs_of(problem).v) +
+                             ", expected an answer of fewer than 2^40 elements");
+    const Dtype out = dtype_from(request.meta("out_dtype", name_of(s.dtype)));
+    std::vector<OutputSpec> specs{{"o", out, {s.B, s.T, s.HV, s.V}}};
+    if (!decodes) {
+        specs.push_back({"final_state", dtype_from(request.meta("state_dtype", "fp32")), states({s.N})});
+        return specs;
+    }
+    specs.push_back({"state", pool->dtype, pool->shape});
+    if (every) specs.push_back({"state_tokens", pool->dtype, states({s.B, s.T})});
+    return specs;
+}
+
+io::Array row_major(const io::Array& array) {
+    io::Array dense(array.name, array.dtype, array.shape);
+    dense.bytes.clear();
+    io::append_dense(dense.bytes, array);
+    return dense;
 }
 
 io::Bundle empty_answer(const io::Bundle& request) {
     io::Bundle answer;
     answer.metadata["protocol"] = "1";
     if (const std::string id = request.meta("case"); !id.empty()) answer.metadata["case"] = id;
-    for (const OutputSpec& spec : outputs_of(request)) answer.add(io::Array(spec.name, spec.dtype, spec.shape));
+    for (const OutputSpec& spec : outputs_of(request))
+        answer.add(spec.name == "state" ? row_major(*request.find("state"))
+                                        : io::Array(spec.name, spec.dtype, spec.shape));
     return answer;
 }
 
-void attach(Forward& problem, io::Bundle& answer) {
-    problem.o = answer.find("o")->view();
-    problem.final_state = answer.find("final_state")->view();
+void attach(Problem& problem, io::Bundle& answer) {
+    const Tensor o = answer.find("o")->view();
+    if (auto* p = std::get_if<Forward>(&problem)) {
+        p->o = o;
+        p->final_state = answer.find("final_state")->view();
+    } else if (auto* d = std::get_if<Decode>(&problem)) {
+        d->o = o;
+        d->state = answer.find("state")->view();
+        if (const io::Array* tokens = answer.find("state_tokens")) d->state_tokens = tokens->view();
+    } else {
+        auto& packed = std::get<PackedDecode>(problem);
+        packed.o = o;
+        packed.state = answer.find("state")->view();
+    }
 }
 
 std::vector<std::string> unknown_metadata(const io::Bundle& request) {
-    constexpr const char* kKnown[] = {"protocol",        "rule",      "pass",         "scale",       "qk_l2norm",
-                                      "gates",           "gate_form", "lower_bound",  "gate_min",    "allow_neg_eigval",
-                                      "n_householder",   "head_map",  "state_layout", "state_dtype", "out_dtype",
-                                      "per_token_state", "ranks",     "layout",       "lengths",     "case",
+    constexpr const char* kKnown[] = {"protocol",
+                                      "rule",
+                                      "pass",
+                                      "scale",
+                                      "qk_l2norm",
+                                      "gates",
+                                      "gate_form",
+                                      "lower_bound",
+                                      "gate_min",
+                                      "allow_neg_eigval",
+                                      "n_householder",
+                                      "head_map",
+                                      "state_layout",
+                                      "state_dtype",
+                                      "out_dtype",
+                                      "null_slot",
+                                      "per_token_state",
+                                      "ranks",
+                                      "layout",
+                                      "lengths",
+                                      "case",
                                       "source"};
     std::vector<std::string> unknown;
     for (const auto& [key, value] : request.metadata)
@@ -127,48 +260,62 @@ std::vector<std::string> unknown_metadata(const io::Bundle& request) {
 }
 
 void validate(const io::Bundle& request, bool allow_nan) {
+    Problem problem = bind(request);
+    const bool forward = std::holds_alternative<Forward>(problem);
+    std::vector<std::pair<std::string, Tensor>> inputs;
+    std::visit(
+        [&](auto& p) {
+            each_input(p, [&](const char* name, const Tensor& t, const char*) { inputs.emplace_back(name, t); });
+        },
+        problem);
     for (const io::Array& array : request.tensors) {
         bool known = false;
-        for (const Input& in : kInputs) known = known || array.name == in.name;
-        for (const char* other : kOthers) known = known || array.name == other;
+        for (const auto& [name, tensor] : inputs) known = known || array.name == name;
+        for (const char* other : kOthers) known = known || (forward && array.name == other);
         if (!known)
-            throw Error(array.name, "tensor '" + array.name + "': expected one of the names in docs/protocol.md");
+            throw Error(array.name, "tensor '" + array.name +
+                                        "': expected one of the names that docs/protocol.md gives for pass " +
+                                        request.meta("pass", "forward"));
     }
-    Forward p = bind(request);
     // Shapes come first: the answer's are made from q and v, and a zero-sized stand-in must not be reported.
-    const bool sized = p.q.rank == 4 && p.v.rank == 4;
     io::Bundle answer;
-    if (sized && (!p.cu_seqlens.present() || (p.cu_seqlens.rank == 1 && p.cu_seqlens.shape[0] >= 2))) {
-        answer = empty_answer(request);
-        attach(p, answer);
-    }
-    check(p, true);
+    const auto attach_answer = [&](Problem& to) {
+        const Inputs& p = inputs_of(to);
+        const auto* f = std::get_if<Forward>(&to);
+        const bool lengths =
+            f == nullptr || !f->cu_seqlens.present() || (f->cu_seqlens.rank == 1 && f->cu_seqlens.shape[0] >= 2);
+        if (std::holds_alternative<PackedDecode>(to) || (p.q.rank == 4 && p.v.rank == 4 && lengths)) {
+            answer = empty_answer(request);
+            attach(to, answer);
+        }
+    };
+    attach_answer(problem);
+    check(problem, true);
     // A file may hold both kinds of gates, and upstream gradients: what this call does not use must be sound too.
     io::Bundle other = request;
     other.metadata["gates"] = request.meta("gates", "given") == "given" ? "logits" : "given";
     const bool both = other.metadata["gates"] == "given"
                           ? request.find("g") != nullptr && request.find("beta") != nullptr
                           : request.find("a") != nullptr && request.find("b") != nullptr;
-    if (both) {
-        Forward q = bind(other);
-        q.o = p.o;
-        q.final_state = p.final_state;
-        q.allow_neg_eigval = false;
-        check(q, true);
+    if (both && request.meta("pass", "forward") != "packed") {
+        Problem also = bind(other);
+        attach_answer(also);
+        inputs_of(also).allow_neg_eigval = false;
+        check(also, true);
     }
     if (const io::Array* d = request.find("do"); d != nullptr && d->shape != request.find("v")->shape)
-        throw Error("do", "do: given shape " + shape_text(d->view()) + ", expected v's " + shape_text(p.v));
+        throw Error("do",
+                    "do: given shape " + shape_text(d->view()) + ", expected v's " + shape_text(inputs_of(problem).v));
     if (allow_nan) return;
-    for (const Input& in : kInputs) {
-        const Tensor& t = p.*in.member;
+    for (const auto& [name, t] : inputs) {
         if (!t.present() || !is_float(t.dtype)) continue;
-        const io::Array& array = *request.find(in.name);
-        const bool may_be_minus_inf = std::string(in.name) == "g";
+        const io::Array& array = *request.find(name);
+        const bool may_be_minus_inf = name == "g";
         for (std::int64_t i = 0; i < static_cast<std::int64_t>(array.bytes.size()) / bytes_of(array.dtype); ++i) {
             const double x = load_element(array.bytes.data(), array.dtype, i);
             if (std::isfinite(x) || (may_be_minus_inf && x < 0)) continue;
-            throw Error(in.name, std::string(in.name) + ": given " + (std::isnan(x) ? "NaN" : "inf") + " at element " +
-                                     std::to_string(i) + ", expected finite values (--allow-nan takes them)");
+            throw Error(name, name + ": given " + (std::isnan(x) ? "NaN" : "inf") + " at element " + std::to_string(i) +
+                                  ", expected finite values (--allow-nan takes them)");
         }
     }
 }

@@ -1,10 +1,15 @@
 // Requests: from a bundle with docs/protocol.md's names to the library's problem, and what its answer must hold.
 #pragma once
 
+#include <variant>
+
 #include "io/bundle.h"
-#include "tidegate/forward.h"
+#include "problem/normal_form.h"
 
 namespace tidegate::cases {
+
+/// What a request asks for, by its pass.
+using Problem = std::variant<Forward, Decode, PackedDecode>;
 
 struct OutputSpec {
     std::string name;
@@ -14,22 +19,33 @@ struct OutputSpec {
 
 /// Inputs and options; the views point into `request`, which must outlive them. Throws Error naming the metadata key
 /// or tensor. Which of g, beta and a, b is used follows metadata `gates` (default given).
-Forward bind(const io::Bundle& request);
+Problem bind(const io::Bundle& request);
 
-/// Tensors that an answer to `request` holds, in order.
+Inputs& inputs_of(Problem& problem);
+const Inputs& inputs_of(const Problem& problem);
+NormalForm form_of(const Problem& problem);
+void check(const Problem& problem, bool allow_fp64 = false);
+/// On the CPU backend.
+void run(const Problem& problem, const Options& options);
+Plan plan_of(const Problem& problem, const Options& options);
+
+/// Tensors that an answer to `request` holds, in order: o, then states.
 std::vector<OutputSpec> outputs_of(const io::Bundle& request);
 
-/// Zero-filled, as outputs_of() says.
+/// As outputs_of() says, row-major: zeros, and the request's pool.
 io::Bundle empty_answer(const io::Bundle& request);
 
 /// Points the problem's outputs into `answer`.
-void attach(Forward& problem, io::Bundle& answer);
+void attach(Problem& problem, io::Bundle& answer);
 
 /// Metadata keys that mean nothing to us: legal, but perhaps a misspelt option.
 std::vector<std::string> unknown_metadata(const io::Bundle& request);
 
-/// All that is checked before anything runs: names, metadata, shapes, types, cu_seqlens, g > 0, and NaN or inf unless
-/// `allow_nan`. Throws Error.
+/// All that is checked before anything runs: names, metadata, shapes, types, cu_seqlens, slots, g > 0, and NaN or inf
+/// unless `allow_nan`. Throws Error.
 void validate(const io::Bundle& request, bool allow_nan);
+
+/// A copy of a tensor, row-major.
+io::Array row_major(const io::Array& array);
 
 }  // namespace tidegate::cases

@@ -4,6 +4,7 @@
 #include <array>
 #include <set>
 
+#include "cases/decode_suite.h"
 #include "problem/rules.h"
 #include "tidegate/error.h"
 
@@ -17,12 +18,9 @@ constexpr std::array kSuites{
     Suite{"varlen", "packed sequences: empty, short, many, identical"},
     Suite{"states", "initial and final states, layouts, types"},
     Suite{"field", "inputs that have broken real kernels"},
-    Suite{"peers-cpu", "prefill shapes that `bench` times beside a peer (fp32; not part of all)"},
+    Suite{"peers-cpu", "shapes that `bench` times beside a peer (fp32; not part of all)"},
     Suite{"all", "all of the above but peers-cpu"},
 };
-
-/// Ids without rule, pass and dtype ("B,T,H,HV,K,V/keys.../seed"), in the order they are tried.
-using Tails = std::vector<std::string>;
 
 Tails quick() {
     return {"1,70,2,4,80,96/h0=1/7",
@@ -205,7 +203,9 @@ std::vector<Case> suite(const std::string& name, const Filter& filter) {
     for (const RuleRow& row : rules())
         for (const Dtype dtype : {Dtype::fp32, Dtype::bf16, Dtype::fp16}) {
             if ((filter.rule && *filter.rule != row.rule) || (filter.dtype && *filter.dtype != dtype)) continue;
-            for (const std::string& tail : tails_of(name, dtype, row.decay == Decay::vector)) {
+            const bool vector = row.decay == Decay::vector;
+            for (const std::string& tail : filter.pass == "forward" ? tails_of(name, dtype, vector)
+                                                                    : decode_tails(name, filter.pass, dtype, vector)) {
                 const Case c = parse(std::string(row.name) + "/" + filter.pass + "/" + name_of(dtype) + "/" + tail);
                 if (seen.insert(id_of(c)).second) cases.push_back(c);
             }

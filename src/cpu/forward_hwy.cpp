@@ -21,6 +21,7 @@
 
 #include "cpu/front-inl.h"
 #include "cpu/prefetch.h"
+#include "cpu/state-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tidegate::cpu::HWY_NAMESPACE {
@@ -50,7 +51,7 @@ public:
     Kernel(const NormalForm& nf, const Task& task)
         : nf_(nf),
           task_(task),
-          n_(task.sequence),
+          row_(nf.source(task.sequence)),
           h_(task.head),
           first_(task.first_column),
           K_(static_cast<std::size_t>(nf.K)),
@@ -71,18 +72,21 @@ public:
         read_ = take(kRank * V_);
         out_ = take(kRank * V_);
         zero_ = take(V_);
+        line_ = take(Kp_);
         std::fill_n(zero_, V_, 0.0F);
     }
 
     void run() {
         const std::int64_t begin = task_.begin, end = task_.end;
-        choose_width(end - begin);
+        choose_width(nf_.every_token() ? 1 : end - begin);
         load_state();
         Loader loader(nf_, batch_, h_, Kp_, bias_);
-        constexpr auto kStep = static_cast<std::int64_t>(kBlock);
-        for (std::int64_t row = begin; row < end; row += kStep)
-            block(loader, row, static_cast<std::size_t>(std::min(kStep, end - row)));
-        store_state();
+        const std::int64_t step = nf_.every_token() ? 1 : static_cast<std::int64_t>(kBlock);
+        for (std::int64_t row = begin; row < end; row += step) {
+            block(loader, row, static_cast<std::size_t>(std::min(step, end - row)));
+            if (nf_.every_token()) settle(row);
+        }
+        if (!nf_.every_token()) store_state(nf_.final_state, row_);
         if (streams_) hwy::FlushStream();  // what was streamed is not ordered otherwise
     }
 
@@ -116,60 +120,77 @@ private:
     std::size_t width(std::size_t column) const { return std::min(W_, V_ - column); }
 
     // ---- state: the caller's memory where its rows are plain fp32, the workspace otherwise --------------------------
-    static bool plain(const Tensor& t) { return t.dtype == Dtype::fp32 && t.stride[3] == 1; }
+    static bool plain(const Tensor& t) {
+        return t.dtype == Dtype::fp32 && t.stride[static_cast<std::size_t>(t.rank - 1)] == 1;
+    }
     bool whole(std::size_t column) const { return column + width(column) <= columns_; }
     float* slice(std::size_t column) const { return S_ + column * K_; }
     StateView workspace(std::size_t column) const {
         return {slice(column), static_cast<std::ptrdiff_t>(width(column))};
     }
-    StateView callers(const Tensor& t, std::size_t column) const {
-        const std::int64_t at = offset_of(t, n_, h_, 0, first_ + static_cast<std::int64_t>(column));
-        return {static_cast<float*>(t.data) + at, static_cast<std::ptrdiff_t>(t.stride[2])};
+    CallersState callers(const Tensor& t, std::int64_t first, std::size_t column) const {
+        const auto last = static_cast<std::size_t>(t.rank - 1);
+        const std::int64_t head = first + h_ * t.stride[last - 2];
+        return {t.data, t.dtype, head + (first_ + static_cast<std::int64_t>(column)) * t.stride[last],
+                t.stride[last - 1], t.stride[last]};
+    }
+    static StateView in_place(const CallersState& s) {
+        return {static_cast<float*>(s.data) + s.first, static_cast<std::ptrdiff_t>(s.row)};
+    }
+    bool direct(const Tensor& t, std::size_t column) const { return plain(t) && whole(column); }
+    std::size_t existing(std::size_t column) const {  ///< columns of the slice that exist
+        return std::min(width(column), columns_ - std::min(columns_, column));
     }
     StateView source(std::size_t column) const {
         const Tensor& t = task_.state;
         if (updated_) return workspace(column);
         if (!t.present()) return {zero_, 0};
-        return plain(t) && whole(column) ? callers(t, column) : workspace(column);
+        return direct(t, column) ? in_place(callers(t, offset_of(t, row_), column)) : workspace(column);
     }
 
     void load_state() {
         const Tensor& t = task_.state;
         if (!t.present()) return;
-        for (std::size_t c = 0; c < V_; c += W_) {
-            if (plain(t) && whole(c)) continue;
-            for (std::size_t i = 0; i < K_; ++i)
-                for (std::size_t j = 0; j < width(c); ++j)
-                    slice(c)[i * width(c) + j] =
-                        c + j < columns_ ? load_as<float>(t, offset_of(t, n_, h_, i, column(c + j))) : 0.0F;
-        }
+        for (std::size_t c = 0; c < V_; c += W_)
+            if (!direct(t, c))
+                load_slice(callers(t, offset_of(t, row_), c), K_, existing(c), slice(c), width(c), line_);
     }
 
-    void store_state() {
-        const Tensor& t = nf_.final_state;
+    /// Applies what is pending to the slice at column c, into `to`.
+    void apply(std::size_t c, StateView from, StateView to) const {
+        choose_sweep(writes_, 0, c)(K_, coefficients_[0], coefficients_[0], from, to, delta_ + c * kRank, nullptr,
+                                    nullptr, width(c), {});
+    }
+
+    void store_state(const Tensor& t, std::int64_t row) {
         if (!t.present()) return;
         for (std::size_t c = 0; c < V_; c += W_) {
-            const bool direct = plain(t) && whole(c);
+            const CallersState target = callers(t, offset_of(t, row), c);
             StateView from = source(c);
             if (writes_ > 0) {
-                const StateView to = direct ? callers(t, c) : workspace(c);
-                choose_sweep(writes_, 0, c)(K_, coefficients_[0], coefficients_[0], from, to, delta_ + c * kRank,
-                                            nullptr, nullptr, width(c), {});
+                const StateView to = direct(t, c) ? in_place(target) : workspace(c);
+                apply(c, from, to);
+                if (direct(t, c)) continue;
                 from = to;
             }
-            if (direct && writes_ > 0) continue;
-            for (std::size_t i = 0; i < K_; ++i)
-                for (std::size_t j = 0; j < width(c) && c + j < columns_; ++j)
-                    store_element(
-                        t.data, t.dtype, offset_of(t, n_, h_, i, column(c + j)),
-                        static_cast<double>(
-                            from.rows[static_cast<std::ptrdiff_t>(i) * from.stride + static_cast<std::ptrdiff_t>(j)]));
+            store_slice(from, K_, existing(c), target, line_);
         }
     }
-    std::int64_t column(std::size_t c) const { return first_ + static_cast<std::int64_t>(c); }
+
+    /// Where states are stored after every token: the state after `row` into the workspace, and from there.
+    void settle(std::int64_t row) {
+        for (std::size_t c = 0; c < V_; c += W_) apply(c, source(c), workspace(c));
+        updated_ = true;
+        writes_ = 0;
+        if ((row + 1) % nf_.steps != 0) return;
+        const std::int64_t token = row / nf_.steps, slot = nf_.target(task_.sequence, token);
+        if (slot >= 0) store_state(nf_.final_state, slot);
+        const Tensor& t = nf_.state_tokens;
+        for (std::size_t c = 0; c < V_ && t.present(); c += W_)
+            store_slice(workspace(c), K_, existing(c), callers(t, offset_of(t, batch_, token), c), line_);
+    }
 
     // ---- rows
-    // --------------------------------------------------------------------------------------------------------
     void block(Loader& loader, std::int64_t row, std::size_t rows) {
         const auto at = [row](std::size_t r) { return row + static_cast<std::int64_t>(r); };
         loader.block(row, rows);
@@ -283,7 +304,7 @@ private:
 
     const NormalForm& nf_;
     const Task& task_;
-    const std::int64_t n_, h_, first_;
+    const std::int64_t row_, h_, first_;      ///< row_: of the states
     const std::size_t K_, Kp_, V_, columns_;  ///< V_: the task's columns, padded; columns_: those that exist
     const std::int64_t batch_;
     std::size_t W_ = 0;  ///< columns a slice, but for a shorter last one
@@ -296,7 +317,7 @@ private:
     Rows rows_;
     Values values_[kBlock];
     float* outputs_[kBlock];  ///< of a row: the caller's o, or o_ where it is rounded, cut off or not read
-    float *bias_, *v_, *o_, *scratch_, *delta_, *read_, *out_, *zero_;
+    float *bias_, *v_, *o_, *scratch_, *delta_, *read_, *out_, *zero_, *line_;
 };
 
 void forward_tied(const NormalForm& nf, const Task& task) { Kernel<true>(nf, task).run(); }

@@ -63,7 +63,8 @@ public:
         }
         for (; ahead_.count < share_ && state_ < states_; ++state_)
             ahead_.runs[ahead_.count++] =
-                piece(task_.state, offset_of(task_.state, task_.sequence, head_, state_, task_.first_column), columns_);
+                piece(task_.state,
+                      offset_of(task_.state, nf_.source(task_.sequence), head_, state_, task_.first_column), columns_);
         return ahead_;
     }
 

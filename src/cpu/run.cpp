@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <string_view>
@@ -13,6 +14,8 @@
 
 #include "cpu/kernels.h"
 #include "cpu/pool.h"
+#include "problem/number.h"
+#include "tidegate/decode.h"
 #include "tidegate/error.h"
 #include "tidegate/forward.h"
 
@@ -46,6 +49,18 @@ float* workspace_of(std::int64_t bytes) {
     return kept.data.get();
 }
 
+/// A pad's rows of o and state_tokens.
+void zero_pad(const NormalForm& nf, std::int64_t n) {
+    const Tensor &o = nf.o, &s = nf.state_tokens;
+    for (std::int64_t t = 0; t < nf.tokens; ++t)
+        for (std::int64_t h = 0; h < nf.value_heads; ++h)
+            for (std::int64_t j = 0; j < nf.V; ++j) {
+                store_element(o.data, o.dtype, offset_of(o, n, t, h, j), 0);
+                for (std::int64_t i = 0; s.present() && i < nf.K; ++i)
+                    store_element(s.data, s.dtype, offset_of(s, n, t, h, i, j), 0);
+            }
+}
+
 }  // namespace
 
 std::int64_t allocated_bytes() { return allocated; }
@@ -60,6 +75,8 @@ void run(const NormalForm& nf, const Plan& plan) {
     float* const workspace = workspace_of(s.workspace_bytes);
     const std::int64_t slices = (nf.V + s.slice_v - 1) / s.slice_v, heads = nf.value_heads;
     const std::int64_t each = workspace_floats(nf.K, s.slice_v);
+    for (std::int64_t n = 0; nf.pool && n < nf.sequences; ++n)
+        if (nf.source(n) < 0) zero_pad(nf, n);
     std::int64_t longest = 0;  // tokens
     for (std::int64_t n = 0; n < nf.sequences; ++n)
         longest = std::max(longest, nf.sequence(n).end - nf.sequence(n).begin);
@@ -67,6 +84,7 @@ void run(const NormalForm& nf, const Plan& plan) {
     for (std::int64_t from = 0; from < std::max<std::int64_t>(longest, 1); from += round)
         parallel_for(s.tasks, s.threads, [&](std::int64_t i, int worker) {
             const std::int64_t n = i / slices / heads;
+            if (nf.source(n) < 0) return;
             const Span span = nf.sequence(n);
             const std::int64_t begin = span.begin + from, end = std::min(begin + round, span.end);
             if (from > 0 && begin >= end) return;  // this sequence is over
@@ -83,22 +101,34 @@ void run(const NormalForm& nf, const Plan& plan) {
 
 }  // namespace cpu
 
-namespace {}  // namespace
+namespace {
 
-Plan plan(const Forward& problem, const Options& options) {
-    cpu::read_environment();
-    check(problem);
-    return plan_cpu(lower(problem), cpu::this_machine(), options);
-}
-
-void forward(const Forward& problem, const Options& options) {
-    cpu::read_environment();
-    check(problem);
-    const NormalForm nf = lower(problem);
+void carry_out(const NormalForm& nf, const Options& options) {
     const Plan decided = plan_cpu(nf, cpu::this_machine(), options);
     const char* log = std::getenv("TIDEGATE_LOG");  // "plan": every plan that runs, to stderr
     if (log != nullptr && std::string_view(log) == "plan") std::fprintf(stderr, "%s\n", decided.text().c_str());
     cpu::run(nf, decided);
 }
+
+template <class Problem>
+NormalForm checked(const Problem& problem) {
+    cpu::read_environment();
+    check(problem);
+    return lower(problem);
+}
+
+}  // namespace
+
+Plan plan(const Forward& problem, const Options& options) {
+    return plan_cpu(checked(problem), cpu::this_machine(), options);
+}
+Plan plan(const Decode& problem, const Options& options) {
+    return plan_cpu(checked(problem), cpu::this_machine(), options);
+}
+Plan plan(const PackedDecode& problem, const Options& options) { return plan(unpack(problem), options); }
+
+void forward(const Forward& problem, const Options& options) { carry_out(checked(problem), options); }
+void decode(const Decode& problem, const Options& options) { carry_out(checked(problem), options); }
+void packed_decode(const PackedDecode& problem, const Options& options) { decode(unpack(problem), options); }
 
 }  // namespace tidegate

@@ -17,5 +17,12 @@ void tail_zero(const NormalForm& nf, io::Bundle& answer);
 void heads_swapped(const NormalForm& nf, io::Bundle& answer);
 void final_state_zero(const NormalForm& nf, io::Bundle& answer);
 void final_state_transposed(const NormalForm& nf, io::Bundle& answer);
+void pad_output(const NormalForm& nf, io::Bundle& answer);
+void pad_written(const NormalForm& nf, io::Bundle& answer);
+void neighbour_slot(const NormalForm& nf, io::Bundle& answer);
+void state_tokens_last(const NormalForm& nf, io::Bundle& answer);
+
+/// Rows of the answer's state (final_state or pool) that the call stores, once each, in order.
+std::vector<std::int64_t> stored_rows(const NormalForm& nf);
 
 }  // namespace tidegate::faults

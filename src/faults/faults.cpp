@@ -5,6 +5,7 @@
 
 #include "faults/answer_faults.h"
 #include "faults/input_faults.h"
+#include "problem/number.h"
 #include "tidegate/error.h"
 
 namespace tidegate::faults {
@@ -20,11 +21,56 @@ std::int64_t longest(const NormalForm& nf) {
     return length;
 }
 
-bool any(const NormalForm& nf) { return longest(nf) >= 1; }
-bool two_tokens(const NormalForm& nf) { return longest(nf) >= 2; }
+/// Whether anything is computed: not so where all requests are pads.
+bool stores(const NormalForm& nf) { return !stored_rows(nf).empty(); }
+bool computes(const NormalForm& nf) {
+    for (std::int64_t n = 0; n < nf.sequences; ++n)
+        if (nf.source(n) >= 0) return true;
+    return false;
+}
+bool any(const NormalForm& nf) { return longest(nf) >= 1 && computes(nf); }
+bool two_tokens(const NormalForm& nf) { return longest(nf) >= 2 && computes(nf); }
 bool two_heads(const NormalForm& nf) { return nf.value_heads >= 2; }
-bool always(const NormalForm&) { return true; }
-bool matrix_state(const NormalForm& nf) { return nf.K > 1 && nf.V > 1; }
+bool matrix_state(const NormalForm& nf) { return stores(nf) && nf.K > 1 && nf.V > 1; }
+bool pads(const NormalForm& nf) {
+    std::int64_t n = 0;
+    for (std::int64_t i = 0; i < nf.sequences; ++i) n += nf.source(i) < 0 ? 1 : 0;
+    return n > 0 && n < nf.sequences;
+}
+bool last_slot_kept(const NormalForm& nf) {
+    return pads(nf) && (!stores(nf) || stored_rows(nf).back() + 1 < nf.final_state.shape[0]);
+}
+bool neighbour_kept(const NormalForm& nf) {
+    if (!nf.pool) return false;
+    const std::vector<std::int64_t> rows = stored_rows(nf);
+    return std::any_of(rows.begin(), rows.end(), [&](std::int64_t row) {
+        return row + 1 < nf.final_state.shape[0] && !std::binary_search(rows.begin(), rows.end(), row + 1);
+    });
+}
+bool one_slot_each(const NormalForm& nf) {
+    if (!nf.pool || nf.state_indices.rank != 1 || nf.sequences > nf.final_state.shape[0]) return false;
+    for (std::int64_t n = 0; n < nf.sequences; ++n)
+        if (nf.source(n) >= 0 && nf.source(n) != n) return true;
+    return false;
+}
+bool far_slot(const NormalForm& nf) {
+    for (std::int64_t n = 0; nf.pool && nf.state_indices.rank == 1 && n < nf.sequences; ++n)
+        if (nf.source(n) >= kSlots32) return true;
+    return false;
+}
+bool null_named(const NormalForm& nf) {
+    if (!nf.null_slot || *nf.null_slot < 0 || nf.state_indices.rank != 1) return false;
+    for (std::int64_t n = 0; n < nf.sequences; ++n)
+        if (load_index(nf.state_indices, n) == *nf.null_slot) return true;
+    return false;
+}
+bool accepts(const NormalForm& nf) {
+    for (std::int64_t n = 0; nf.num_accepted.present() && n < nf.sequences; ++n)
+        if (nf.source(n) >= 0 && load_index(nf.num_accepted, n) < nf.state_indices.shape[1]) return true;
+    return false;
+}
+bool tokens_stored(const NormalForm& nf) { return nf.state_tokens.present() && nf.tokens > 1 && stores(nf); }
+bool wide_pool(const NormalForm& nf) { return nf.pool && stores(nf) && nf.initial_state.dtype != Dtype::bf16; }
 bool partial_tile(const NormalForm& nf) {
     for (std::int64_t n = 0; n < nf.sequences; ++n)
         if ((nf.sequence(n).end - nf.sequence(n).begin) % kTile != 0) return true;
@@ -70,15 +116,25 @@ constexpr std::array kTable{
     row("last-token-zero", "each sequence's last row of o is zero", any, last_token_zero),
     row("token-duplicated", "each sequence's middle row of o is the row before it", two_tokens, token_duplicated),
     row("tail-zero", "rows past the last full 64-token tile are zero", partial_tile, tail_zero),
-    row("heads-swapped", "value heads 0 and 1 exchanged in o and final_state", two_heads, heads_swapped),
-    row("final-state-zero", "final_state is all zeros", always, final_state_zero),
-    row("final-state-transposed", "final_state in the other memory order", matrix_state, final_state_transposed),
+    row("heads-swapped", "value heads 0 and 1 exchanged in o and the stored states", two_heads, heads_swapped),
+    row("final-state-zero", "the stored states are all zeros", stores, final_state_zero),
+    row("final-state-transposed", "the stored states in the other memory order", matrix_state, final_state_transposed),
+    row("pad-output", "a pad's row of o holds another request's", pads, pad_output),
+    row("pad-written", "a pad's state lands in the pool's last slot", last_slot_kept, pad_written),
+    row("neighbour-slot", "a state's store runs into the next slot", neighbour_kept, neighbour_slot),
+    row("state-tokens-last", "the state after every token is the last one", tokens_stored, state_tokens_last),
     row("beta-bf16", "beta rounded to bf16", strengths, beta_bf16, true),
     row("gate-bf16", "g rounded to bf16", decays, gate_bf16, true),
     row("gate-next-token", "each token decays by the next token's gate", decays_twice, gate_next_token, false),
     row("head-map", "grouped heads read as tiled, or the other way", grouped_heads, head_map, false),
     row("varlen-leak", "a packed sequence starts from the state the one before it left", packed, varlen_leak, false),
     row("varlen-off-by-one", "every inner cu_seqlens entry one too large", packed, varlen_off_by_one, false),
+    row("slots-ignored", "request n uses slot n of the pool", one_slot_each, slots_ignored, false),
+    row("slot-offset-32bit", "slots past 2047 wrap, as 32-bit byte offsets of 2 MiB slots do", far_slot,
+        slot_offset_32bit, false),
+    row("null-slot-ignored", "the null slot is read and written", null_named, null_slot_ignored, false),
+    row("accepted-off-by-one", "the start slot is one column late", accepts, accepted_off_by_one, false),
+    row("pool-bf16", "states are read from a bf16 pool", wide_pool, pool_bf16, true),
     row("error-before-decay", "the error term reads the state before decay", tied_decays, error_before_decay, false),
     row("no-decay", "the gate is ignored", decays, no_decay, false),
     row("beta-one", "beta is ignored", strengths, beta_one, false),

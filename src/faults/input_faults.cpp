@@ -1,5 +1,7 @@
 #include "faults/input_faults.h"
 
+#include <algorithm>
+
 #include "faults/faults.h"
 #include "problem/load.h"
 #include "reference/recurrence.h"
@@ -14,10 +16,32 @@ void round_all(io::Array& array, Dtype to) {
                       round_to(load_element(array.bytes.data(), array.dtype, i), to));
 }
 
+/// A packed request as the decode request it stands for.
+void unpack_request(const NormalForm& nf, io::Bundle& request) {
+    const auto copy = [&](const char* name, const Tensor& from, std::int64_t heads, std::int64_t channels) {
+        io::Array to(name, from.dtype, {nf.batch, 1, heads, channels});
+        std::int64_t i = 0;
+        for (std::int64_t b = 0; b < nf.batch; ++b)
+            for (std::int64_t h = 0; h < heads; ++h)
+                for (std::int64_t c = 0; c < channels; ++c)
+                    store_element(to.bytes.data(), to.dtype, i++,
+                                  load_element(from.data, from.dtype, offset_of(from, b, 0, h, c)));
+        request.add(std::move(to));
+    };
+    copy("q", nf.q, nf.key_heads, nf.K);
+    copy("k", nf.k, nf.key_heads, nf.K);
+    copy("v", nf.v, nf.value_heads, nf.V);
+    std::erase_if(request.tensors, [](const io::Array& t) {
+        return t.name == "mixed_qkv" || t.name == "a" || t.name == "b" || t.name == "A_log" || t.name == "dt_bias";
+    });
+    request.metadata["pass"] = "decode";
+}
+
 }  // namespace
 
 void materialise_gates(const NormalForm& nf, io::Bundle& request) {
-    if (request.meta("gates", "given") != "logits") return;
+    const bool packed = request.meta("pass") == "packed";
+    if (request.meta("gates", "given") != "logits" && !packed) return;
     const std::int64_t channels = nf.gate.decay == Decay::vector ? nf.K : 0;
     std::vector<std::int64_t> shape{nf.batch, nf.tokens, nf.value_heads};
     io::Array beta("beta", Dtype::fp32, shape);
@@ -31,6 +55,7 @@ void materialise_gates(const NormalForm& nf, io::Bundle& request) {
                 for (std::int64_t c = 0; c < std::max<std::int64_t>(channels, 1); ++c)
                     store_element(g.bytes.data(), g.dtype, i++, load_gate<double>(nf.gate, b, t, h, c));
             }
+    if (packed) unpack_request(nf, request);
     request.add(std::move(g));
     request.add(std::move(beta));
     request.metadata["gates"] = "given";
@@ -96,5 +121,35 @@ void varlen_off_by_one(const NormalForm& nf, io::Bundle& request) {
         if (entry(n) + 1 <= entry(n + 1))
             store_element(cu.bytes.data(), cu.dtype, n, static_cast<double>(entry(n) + 1));
 }
+
+/// Request n uses slot n.
+void slots_ignored(const NormalForm&, io::Bundle& request) {
+    io::Array& slots = *request.find("state_indices");
+    for (std::int64_t i = 0; i < slots.size(); ++i)
+        store_element(slots.bytes.data(), slots.dtype, i, static_cast<double>(i));
+}
+
+void slot_offset_32bit(const NormalForm&, io::Bundle& request) {
+    io::Array& slots = *request.find("state_indices");
+    for (std::int64_t i = 0; i < slots.size(); ++i) {
+        const auto slot = static_cast<std::int64_t>(load_element(slots.bytes.data(), slots.dtype, i));
+        if (slot >= kSlots32) store_element(slots.bytes.data(), slots.dtype, i, static_cast<double>(slot % kSlots32));
+    }
+}
+
+void null_slot_ignored(const NormalForm&, io::Bundle& request) { request.metadata.erase("null_slot"); }
+
+/// The start slot is the one after the last accepted token's.
+void accepted_off_by_one(const NormalForm& nf, io::Bundle& request) {
+    io::Array& accepted = *request.find("num_accepted");
+    for (std::int64_t i = 0; i < accepted.size(); ++i) {
+        const double a = load_element(accepted.bytes.data(), accepted.dtype, i);
+        if (a >= 1 && a < static_cast<double>(nf.state_indices.shape[1]))
+            store_element(accepted.bytes.data(), accepted.dtype, i, a + 1);
+    }
+}
+
+/// States are read from a pool that holds them in bf16.
+void pool_bf16(const NormalForm&, io::Bundle& request) { round_all(*request.find("state"), Dtype::bf16); }
 
 }  // namespace tidegate::faults

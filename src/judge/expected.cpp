@@ -1,5 +1,6 @@
 #include "judge/expected.h"
 
+#include <algorithm>
 #include <future>
 
 #include "cases/case.h"
@@ -12,34 +13,76 @@
 namespace tidegate::judge {
 namespace {
 
-std::vector<Cell> cells_of(const NormalForm& nf, bool state) {
+enum class Kind { tokens, states, pool };
+Kind kind_of(const std::string& name) {
+    return name == "final_state" ? Kind::states : name == "state" ? Kind::pool : Kind::tokens;
+}
+
+std::vector<Cell> cells_of(const NormalForm& nf, Kind kind) {
     std::vector<Cell> cells;
     const auto heads = static_cast<std::int32_t>(nf.value_heads);
-    if (!state) cells.resize(static_cast<std::size_t>(nf.batch * nf.tokens * nf.value_heads));
-    for (std::int64_t n = 0; n < nf.sequences; ++n) {
-        const Span s = nf.sequence(n);
-        for (std::int64_t t = s.begin; !state && t < s.end; ++t)
-            for (std::int32_t h = 0; h < heads; ++h) {
-                const std::int64_t row = s.batch * nf.tokens + t;
-                cells[static_cast<std::size_t>(row * heads + h)] = {static_cast<std::int32_t>(n), row, h};
-            }
-        for (std::int32_t h = 0; state && h < heads; ++h) cells.push_back({static_cast<std::int32_t>(n), -1, h});
+    if (kind == Kind::tokens) {
+        cells.resize(static_cast<std::size_t>(nf.batch * nf.tokens * nf.value_heads));
+        for (std::int64_t n = 0; n < nf.sequences; ++n) {
+            const Span s = nf.sequence(n);
+            for (std::int64_t t = s.begin; t < s.end; ++t)
+                for (std::int32_t h = 0; h < heads; ++h) {
+                    const std::int64_t row = s.batch * nf.tokens + t;
+                    cells[static_cast<std::size_t>(row * heads + h)] = {static_cast<std::int32_t>(n), row, h};
+                }
+        }
+        return cells;
     }
+    const std::int64_t rows = kind == Kind::pool ? nf.final_state.shape[0] : nf.sequences;
+    for (std::int64_t n = 0; n < rows; ++n)
+        for (std::int32_t h = 0; h < heads; ++h)
+            cells.push_back({static_cast<std::int32_t>(n), -1, h, kind == Kind::pool});
+    for (std::int64_t n = 0; kind == Kind::pool && n < nf.sequences; ++n)
+        for (std::int64_t t = 0; nf.source(n) >= 0 && t < nf.tokens; ++t)
+            if (const std::int64_t slot = nf.target(n, t); slot >= 0)
+                for (std::int32_t h = 0; h < heads; ++h) cells[static_cast<std::size_t>(slot * heads + h)].kept = false;
     return cells;
 }
 
-/// The exact answer to the same case under another seed.
-std::optional<reference::Answer> stale_answer(const io::Bundle& request, const NormalForm& nf) {
+/// The pool after a call: what it was (or zeros), and over it what the call stores.
+std::vector<double> pool_after(const NormalForm& nf, const reference::Answer& answer, bool zeros) {
+    const std::int64_t P = nf.initial_state.shape[0], size = nf.value_heads * nf.K * nf.V;
+    std::vector<double> pool(static_cast<std::size_t>(P * size), 0);
+    std::size_t i = 0;
+    for (std::int64_t p = 0; !zeros && p < P; ++p)
+        for (std::int64_t h = 0; h < nf.value_heads; ++h)
+            for (std::int64_t k = 0; k < nf.K; ++k)
+                for (std::int64_t v = 0; v < nf.V; ++v)
+                    pool[i++] = load_element(nf.initial_state.data, nf.initial_state.dtype,
+                                             offset_of(nf.initial_state, p, h, k, v));
+    answer.each_stored(nf, [&](std::int64_t row, std::size_t at, const std::vector<double>& from) {
+        std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(at), size, pool.begin() + row * size);
+    });
+    return pool;
+}
+
+std::vector<double> part(const NormalForm& nf, const reference::Answer& answer, const std::string& name,
+                         bool magnitude = false) {
+    if (name == "state") return pool_after(nf, answer, magnitude);
+    return name == "o" ? answer.o : name == "state_tokens" ? answer.state_tokens : answer.final_state;
+}
+
+/// The exact answers to the same case under another seed, by output; empty if there is no such case.
+std::vector<std::vector<double>> stale_answers(const io::Bundle& request, const NormalForm& nf,
+                                               const std::vector<cases::OutputSpec>& outputs) {
+    std::vector<std::vector<double>> values;
     try {
         cases::Case other = cases::parse(request.meta("case"));
         other.seed += 1'000'003;
         const io::Bundle bundle = cases::generate(other);
-        const NormalForm form = lower(cases::bind(bundle));
-        if (form.v.shape != nf.v.shape || form.K != nf.K || form.sequences != nf.sequences) return std::nullopt;
-        return reference::recurrence<double>(form);
+        const NormalForm form = cases::form_of(cases::bind(bundle));
+        if (form.v.shape != nf.v.shape || form.K != nf.K || form.sequences != nf.sequences) return {};
+        const reference::Answer answer = reference::recurrence<double>(form);
+        for (const cases::OutputSpec& spec : outputs) values.push_back(part(form, answer, spec.name));
     } catch (const Error&) {
-        return std::nullopt;  // a file's own name for its case is no id
+        return {};  // a file's own name for its case is no id
     }
+    return values;
 }
 
 }  // namespace
@@ -65,8 +108,11 @@ std::string name_of(const Twin& twin) {
 
 Expected expect(const io::Bundle& request, const Twin& twin) {
     Expected e;
-    e.form = lower(cases::bind(request));
+    e.form = cases::form_of(cases::bind(request));
     const NormalForm& nf = e.form;
+    if (nf.pool && twin.chunk > 0)
+        throw Error("twin", "twin: given " + name_of(twin) + " with pass " + request.meta("pass") +
+                                ", expected recurrent: chunks are prefill's");
     auto twin_run = std::async(std::launch::async, [&] {
         if (twin.chunk == 0) return reference::recurrence<float>(nf);
         reference::Policy policy;
@@ -74,31 +120,44 @@ Expected expect(const io::Bundle& request, const Twin& twin) {
         return reference::chunked<float>(nf, twin.chunk, policy);
     });
     reference::Answer magnitude(nf);
-    reference::Answer exact = reference::recurrence<double>(nf, {}, &magnitude);
-    reference::Answer same = twin_run.get();
-    std::optional<reference::Answer> stale = stale_answer(request, nf);
-    for (const cases::OutputSpec& spec : cases::outputs_of(request)) {
-        const bool state = spec.name == "final_state";
-        const auto part = [state](reference::Answer& a) { return std::move(state ? a.final_state : a.o); };
+    const reference::Answer exact = reference::recurrence<double>(nf, {}, &magnitude);
+    const reference::Answer same = twin_run.get();
+    const std::vector<cases::OutputSpec> specs = cases::outputs_of(request);
+    std::vector<std::vector<double>> stale = stale_answers(request, nf, specs);
+    for (std::size_t i = 0; i < specs.size(); ++i) {
         Output out;
-        out.name = spec.name;
-        out.dtype = spec.dtype;
-        out.width = state ? nf.K * nf.V : nf.V;
-        out.cells = cells_of(nf, state);
-        out.exact = part(exact);
-        out.twin = part(same);
+        out.name = specs[i].name;
+        out.dtype = specs[i].dtype;
+        out.width = out.name == "o" ? nf.V : nf.K * nf.V;
+        out.cells = cells_of(nf, kind_of(out.name));
+        out.exact = part(nf, exact, out.name);
+        out.twin = part(nf, same, out.name);
         for (double& x : out.twin) x = round_to(x, out.dtype);
-        out.magnitude = part(magnitude);
-        if (stale) out.stale = part(*stale);
+        out.magnitude = part(nf, magnitude, out.name, true);
+        if (!stale.empty() && stale[i].size() == out.exact.size()) out.stale = std::move(stale[i]);
         if (out.stale == out.exact) out.stale.clear();
         e.outputs.push_back(std::move(out));
     }
     return e;
 }
 
+std::vector<std::vector<double>> evaluate(const Expected& e, const NormalForm& form, const reference::Policy& policy) {
+    const reference::Answer answer = reference::recurrence<double>(form, policy);
+    std::vector<std::vector<double>> values;
+    for (const Output& output : e.outputs) values.push_back(part(form, answer, output.name));
+    return values;
+}
+
 std::vector<double> values_of(const io::Bundle& answer, const std::string& name, const io::Bundle& request) {
-    const Tensor t = answer.find(name)->view();
-    const bool vk = name == "final_state" && request.meta("state_layout", "kv") == "vk";
+    Tensor t = answer.find(name)->view();
+    if (t.rank == 5) {  // tokens of all requests in a row
+        for (std::size_t d = 0; d < 4; ++d) {
+            t.shape[d] = d == 0 ? t.shape[0] * t.shape[1] : t.shape[d + 1];
+            t.stride[d] = t.stride[d + 1];
+        }
+        t.rank = 4;
+    }
+    const bool vk = name != "o" && request.meta("state_layout", "kv") == "vk";
     const std::size_t r = vk ? 3 : 2, c = vk ? 2 : 3;
     std::vector<double> values;
     values.reserve(static_cast<std::size_t>(t.size()));

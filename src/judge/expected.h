@@ -21,9 +21,10 @@ std::string name_of(const Twin& twin);
 
 /// A run of elements that share a sequence, a token and a head.
 struct Cell {
-    std::int32_t sequence;
-    std::int64_t token;  ///< packed; -1: a state
+    std::int32_t sequence;  ///< or the slot of a pool
+    std::int64_t token;     ///< packed; -1: a state
     std::int32_t head;
+    bool kept = false;  ///< a slot that no request names: not a bit of it may change
 };
 
 /// One output tensor: exact values, the twin's, and magnitudes, in row-major order with states as [N, HV, K, V].
@@ -43,6 +44,9 @@ struct Expected {
 
 /// `request` must outlive the result.
 Expected expect(const io::Bundle& request, const Twin& twin);
+
+/// What an evaluation of `form` answers, by output of `e`, in the order of Output's values.
+std::vector<std::vector<double>> evaluate(const Expected& e, const NormalForm& form, const reference::Policy& policy);
 
 /// A tensor of an answer as doubles, in the order of Output's values.
 std::vector<double> values_of(const io::Bundle& answer, const std::string& name, const io::Bundle& request);

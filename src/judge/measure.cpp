@@ -93,7 +93,9 @@ Gauge::Gauge(const Output& output, const Gate& gate) : output_(output), gate_(ga
         undecided_ += in_range && finite_[i] == 0 && !near_overflow(exact, output.dtype) ? 1 : 0;
         if (finite_[i] == 0) continue;
         Sums& s = fixed_[i / static_cast<std::size_t>(output.width)];
-        const double half = 0.5 * ulp(exact, output.dtype) * scale_, magnitude = output.magnitude[i] * scale_;
+        const bool kept = output.cells[i / static_cast<std::size_t>(output.width)].kept;
+        const double half = kept ? 0 : 0.5 * ulp(exact, output.dtype) * scale_,
+                     magnitude = output.magnitude[i] * scale_;
         s.twin += twin * twin;
         s.ulp += half * half;
         s.magnitude += std::isfinite(magnitude) ? magnitude * magnitude : 0;
@@ -139,8 +141,11 @@ Gauge::Totals Gauge::add_up(std::span<const double> out) const {
     return t;
 }
 
-double Gauge::cell_limit(const Sums& cell, const Sums& head) const {
-    return derived_limit(8 * std::max(rms(cell.twin, cell.count), rms(head.twin, head.count)), cell);
+double Gauge::cell_limit(std::size_t cell, const Totals& t) const {
+    const Sums& s = t.cells[cell];
+    if (output_.cells[cell].kept) return 0;
+    const Sums& head = t.heads[static_cast<std::size_t>(output_.cells[cell].head)];
+    return derived_limit(8 * std::max(rms(s.twin, s.count), rms(head.twin, head.count)), s);
 }
 
 void Gauge::apply_gate(const Totals& t, Measures& m) const {
@@ -156,6 +161,10 @@ void Gauge::apply_gate(const Totals& t, Measures& m) const {
         m.needed = kInf;
         m.why = std::to_string(t.mismatched) + " elements not finite where they must be, or the other way round";
     }
+    for (std::size_t c = 0; c < t.cells.size(); ++c)
+        if (output_.cells[c].kept)
+            look(rms(t.cells[c].err, t.cells[c].count), 0,
+                 "slot " + std::to_string(output_.cells[c].sequence) + ", which no request names");
     const bool state = !output_.cells.empty() && output_.cells[0].token < 0;
     switch (gate_.profile) {
         case Profile::kcp:
@@ -191,11 +200,12 @@ void Gauge::apply_gate(const Totals& t, Measures& m) const {
     for (std::size_t c = 0; c < t.cells.size(); ++c) {
         const Cell& cell = output_.cells[c];
         const Sums& s = t.cells[c];
-        const double cell_max = cell_limit(s, t.heads[static_cast<std::size_t>(cell.head)]);
+        const double cell_max = cell_limit(c, t);
         if (ratio(rms(s.err, s.count), cell_max) <= m.needed) continue;
         look(rms(s.err, s.count), cell_max,
-             (state ? "sequence " + std::to_string(cell.sequence) : "token " + std::to_string(cell.token)) + ", head " +
-                 std::to_string(cell.head));
+             (state ? (output_.name == "state" ? "slot " : "sequence ") + std::to_string(cell.sequence)
+                    : "token " + std::to_string(cell.token)) +
+                 ", head " + std::to_string(cell.head));
     }
 }
 
@@ -225,7 +235,7 @@ Measures Gauge::measure(std::span<const double> out) const {
     std::int64_t over = 0, zeros = 0, nonzero = 0;
     for (std::size_t c = 0; c < t.cells.size(); ++c) {
         const Sums& s = t.cells[c];
-        const double limit = cell_limit(s, t.heads[static_cast<std::size_t>(output_.cells[c].head)]);
+        const double limit = cell_limit(c, t);
         const double needed = ratio(rms(s.err, s.count), limit);
         if (needed > worst_needed) {
             worst_needed = needed;

@@ -78,7 +78,7 @@ private:
     };
     Totals add_up(std::span<const double> out) const;
     void apply_gate(const Totals& t, Measures& m) const;
-    double cell_limit(const Sums& cell, const Sums& head) const;
+    double cell_limit(std::size_t cell, const Totals& t) const;
 
     const Output& output_;
     Gate gate_;

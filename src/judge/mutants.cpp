@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "cases/request.h"
-#include "reference/recurrence.h"
 #include "subjects/reference_answer.h"
 
 namespace tidegate::judge {
@@ -56,21 +55,13 @@ Sight try_mutant(const Bench& bench, const faults::Fault& fault) {
         reference::Policy policy;
         if (fault.input != nullptr) {
             fault.input(e.form, request);
-            form = lower(cases::bind(request));
+            form = cases::form_of(cases::bind(request));
         } else {
             fault.formula(form, policy);
         }
-        const reference::Answer exact = reference::recurrence<double>(form, policy);
-        for (const Output& o : e.outputs) live = live || moved(o.exact, o.name == "o" ? exact.o : exact.final_state);
-        if (live) {
-            answer = cases::empty_answer(bench.request());
-            Forward outputs = cases::bind(request);
-            cases::attach(outputs, answer);
-            const NormalForm to = lower(outputs);
-            form.o = to.o;
-            form.final_state = to.final_state;
-            reference::store(exact, form);
-        }
+        answer = subjects::reference_answer(form, bench.request(), policy);
+        const std::vector<std::vector<double>> exact = evaluate(e, form, policy);
+        for (std::size_t i = 0; i < e.outputs.size(); ++i) live = live || moved(e.outputs[i].exact, exact[i]);
     }
     if (!live) return Sight::inert;
     for (const TensorResult& t : bench.judge(answer, {}))

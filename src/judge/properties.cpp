@@ -191,7 +191,7 @@ private:
         compare_pieces(pick(shorter), shorter, "tokens from " + std::to_string(cut) + " dropped", false, cut);
 
         io::Bundle changed = pick(all());
-        const NormalForm form = lower(cases::bind(changed));
+        const NormalForm form = cases::form_of(cases::bind(changed));
         for (io::Array& array : changed.tensors) {
             const Tensor t = array.view();
             if (t.rank < 3 || array.name == "initial_state") continue;
@@ -236,7 +236,7 @@ private:
         if (victim < 0) throw Stop{Verdict::skipped, "no sequence has a token"};
         for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
             io::Bundle request = pick(pieces);
-            const Span s = lower(cases::bind(request)).sequence(victim);
+            const Span s = cases::form_of(cases::bind(request)).sequence(victim);
             for (const char* name : {"q", "k", "v"}) {
                 const Tensor t = request.find(name)->view();
                 store_element(t.data, t.dtype, offset_of(t, s.batch, (s.begin + s.end) / 2, 0), bad);

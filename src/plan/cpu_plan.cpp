@@ -12,7 +12,7 @@ Plan plan_cpu(const NormalForm& nf, const CpuMachine& machine, const Options& op
     a.isa = machine.isa;
     a.bucket_k = cpu_bucket(nf.K);
     a.bucket_v = cpu_bucket(nf.V);
-    a.pass = std::lcm(pass_rows(nf.tied), nf.steps) / nf.steps;
+    a.pass = nf.every_token() ? 1 : std::lcm(pass_rows(nf.tied), nf.steps) / nf.steps;
     a.operands = "fp32";
     a.accumulate = "fp32";
 
@@ -23,7 +23,7 @@ Plan plan_cpu(const NormalForm& nf, const CpuMachine& machine, const Options& op
     const std::int64_t threads = std::max<std::int64_t>(1, options.threads > 0 ? options.threads : machine.cores);
     const bool even = heads % threads == 0 || heads >= 8 * threads;
     const std::int64_t parts = std::min(even ? 1 : threads, a.bucket_v / kCpuBucket);
-    const bool keeps_state = nf.final_state.present() && nf.final_state.dtype == Dtype::fp32;
+    const bool keeps_state = !nf.pool && nf.final_state.present() && nf.final_state.dtype == Dtype::fp32;
     s.round = keeps_state && heads > threads ? kRoundTokens : 0;
     s.slice_v = cpu_bucket((a.bucket_v + parts - 1) / parts);
     s.tasks = heads * ((a.bucket_v + s.slice_v - 1) / s.slice_v);

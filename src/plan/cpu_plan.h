@@ -26,16 +26,17 @@ constexpr std::int64_t pass_rows(bool tied) { return tied ? kPassRank : kPassRan
 /// Passes prepared at a time: their coefficients stay in L2 while every slice of the state runs through them.
 inline constexpr std::int64_t kPassesPerBlock = 8;
 
-/// Tokens that every head advances before any goes on, where a thread has several. Rows of different heads share pages: a round's pages then stay
-/// in the TLB while all heads pass over them, which 4 KiB pages under a long sequence would not. Needs an fp32 final
-/// state to keep each head's state between rounds; a multiple of every pass, so that no bit changes.
+/// Tokens that every head advances before any goes on, where a thread has several. Rows of different heads share pages:
+/// a round's pages then stay in the TLB while all heads pass over them, which 4 KiB pages under a long sequence would
+/// not. Needs an fp32 final state to keep each head's state between rounds; a multiple of every pass, so that no bit
+/// changes.
 inline constexpr std::int64_t kRoundTokens = 256;
 
 /// fp32 values a thread needs for `columns` state columns (a multiple of the bucket).
 constexpr std::int64_t workspace_floats(std::int64_t K, std::int64_t columns) {
     const std::int64_t Kp = cpu_bucket(K);
     const std::int64_t coefficients = (kPassesPerBlock + 1) * (1 + 3 * kPassRank) * Kp;
-    const std::int64_t rows = (5 * kPassRank + 1) * Kp;                           // q, k, d, e, b; dt_bias
+    const std::int64_t rows = (5 * kPassRank + 2) * Kp;                           // q, k, d, e, b; dt_bias; a line
     const std::int64_t values = (2 * kPassesPerBlock * kPassRank + 1) * columns;  // v and o of a block; scratch
     const std::int64_t pending = 3 * kPassRank * columns;                         // deltas, reads, outputs; a zero row
     return K * columns + coefficients + rows + values + pending + columns;

@@ -8,7 +8,7 @@
 namespace tidegate {
 namespace {
 
-StrengthSource strength(Width width, const Forward& p) {
+StrengthSource strength(Width width, const Inputs& p) {
     StrengthSource s;
     if (width == Width::one) return s;
     s.vector = width != Width::scalar;
@@ -18,15 +18,17 @@ StrengthSource strength(Width width, const Forward& p) {
     return s;
 }
 
+/// The last two dimensions as K, V.
 Tensor state_as_kv(Tensor state, bool v_first) {
     if (state.present() && v_first) {
-        std::swap(state.shape[2], state.shape[3]);
-        std::swap(state.stride[2], state.stride[3]);
+        const auto last = static_cast<std::size_t>(state.rank - 1);
+        std::swap(state.shape[last - 1], state.shape[last]);
+        std::swap(state.stride[last - 1], state.stride[last]);
     }
     return state;
 }
 
-GateSource gate(const RuleRow& row, const Forward& p, std::int64_t K) {
+GateSource gate(const RuleRow& row, const Inputs& p, std::int64_t K) {
     GateSource s;
     s.decay = row.decay;
     const bool logits = p.a.present();
@@ -47,14 +49,11 @@ GateSource gate(const RuleRow& row, const Forward& p, std::int64_t K) {
     return s;
 }
 
-}  // namespace
-
-NormalForm lower(const Forward& p) {
+NormalForm lower_inputs(const Inputs& p) {
     const RuleRow& row = row_of(p.rule);
     NormalForm nf;
-    nf.batch = p.q.shape[0];
+    nf.batch = nf.sequences = p.q.shape[0];
     nf.tokens = p.q.shape[1];
-    nf.sequences = p.cu_seqlens.present() ? p.cu_seqlens.shape[0] - 1 : nf.batch;
     nf.key_heads = p.q.shape[2];
     nf.K = p.q.shape[3];
     nf.value_heads = p.v.shape[2];
@@ -69,6 +68,14 @@ NormalForm lower(const Forward& p) {
     nf.gate = gate(row, p, nf.K);
     nf.erase = strength(row.erase, p);
     nf.write = strength(row.write, p);
+    return nf;
+}
+
+}  // namespace
+
+NormalForm lower(const Forward& p) {
+    NormalForm nf = lower_inputs(p);
+    if (p.cu_seqlens.present()) nf.sequences = p.cu_seqlens.shape[0] - 1;
     nf.cu_seqlens = p.cu_seqlens;
     nf.initial_state = state_as_kv(p.initial_state, p.state_v_first);
     nf.final_state = state_as_kv(p.final_state, p.state_v_first);
@@ -76,14 +83,42 @@ NormalForm lower(const Forward& p) {
     return nf;
 }
 
+NormalForm lower(const Decode& p) {
+    NormalForm nf = lower_inputs(p);
+    nf.pool = true;
+    nf.initial_state = nf.final_state = state_as_kv(p.state, p.state_v_first);
+    nf.state_tokens = state_as_kv(p.state_tokens, p.state_v_first);
+    nf.state_indices = p.state_indices;
+    nf.num_accepted = p.num_accepted;
+    nf.null_slot = p.null_slot;
+    nf.o = p.o;
+    return nf;
+}
+
 Span NormalForm::sequence(std::int64_t n) const {
     if (!cu_seqlens.present()) return {n, 0, tokens};
-    const auto entry = [&](std::int64_t i) {
-        const std::int64_t at = offset_of(cu_seqlens, i);
-        return cu_seqlens.dtype == Dtype::int32 ? static_cast<const std::int32_t*>(cu_seqlens.data)[at]
-                                                : static_cast<const std::int64_t*>(cu_seqlens.data)[at];
-    };
-    return {0, entry(n), entry(n + 1)};
+    return {0, load_index(cu_seqlens, n), load_index(cu_seqlens, n + 1)};
+}
+
+std::int64_t NormalForm::source(std::int64_t n) const {
+    if (!pool) return n;
+    std::int64_t slot = n;
+    if (state_indices.rank == 2) {
+        const std::int64_t accepted = num_accepted.present() ? load_index(num_accepted, n) : 1;
+        if (accepted < 1 || accepted > state_indices.shape[1]) return -1;
+        slot = load_index(state_indices, n, accepted - 1);
+    } else if (state_indices.present()) {
+        slot = load_index(state_indices, n);
+    }
+    return slot < 0 || slot == null_slot ? -1 : slot;
+}
+
+std::int64_t NormalForm::target(std::int64_t n, std::int64_t token) const {
+    if (state_indices.rank == 2) {
+        const std::int64_t slot = load_index(state_indices, n, token);
+        return slot < 0 || slot == null_slot ? -1 : slot;
+    }
+    return token + 1 == sequence(n).end ? source(n) : -1;
 }
 
 }  // namespace tidegate

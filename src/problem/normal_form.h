@@ -3,6 +3,7 @@
 // tied: a = -D (e o k), b = k, value w o v, so that  S_t = D S + k (w o v - (D S)^T (e o k))^T.
 #pragma once
 
+#include "tidegate/decode.h"
 #include "tidegate/forward.h"
 
 namespace tidegate {
@@ -48,10 +49,22 @@ struct NormalForm {
     GateSource gate;
     StrengthSource erase, write;
     Tensor cu_seqlens;                  ///< absent: sequence n is batch row n
-    Tensor initial_state, final_state;  ///< [N, HV, K, V] by strides, whatever the caller's layout
+    Tensor initial_state, final_state;  ///< [N or P, HV, K, V] by strides, whatever the caller's layout
     Tensor o;                           ///< [B, >= T, HV, V]
 
+    // Decode: initial_state and final_state are one pool, and sequences name their slots in it.
+    bool pool = false;
+    Tensor state_indices, num_accepted;
+    std::optional<std::int64_t> null_slot;
+    Tensor state_tokens;  ///< [B, T, HV, K, V] by strides
+
     Span sequence(std::int64_t n) const;
+    /// Row of initial_state that sequence n starts from; -1: a pad, of which nothing is computed.
+    std::int64_t source(std::int64_t n) const;
+    /// Row of final_state that takes sequence n's state after row `token` of its span; -1: none does.
+    std::int64_t target(std::int64_t n, std::int64_t token) const;
+    /// Whether states are stored after every token, not only after the last.
+    bool every_token() const { return state_indices.rank == 2 || state_tokens.present(); }
     std::int64_t key_head(std::int64_t value_head) const {
         return head_map == HeadMap::grouped ? value_head / (value_heads / key_heads) : value_head % key_heads;
     }
@@ -60,8 +73,13 @@ struct NormalForm {
 /// Every rule of the contract, checked in one order at the door. Throws Error naming the argument. `allow_fp64` is
 /// for the reference, which computes in double.
 void check(const Forward& problem, bool allow_fp64 = false);
+void check(const Decode& problem, bool allow_fp64 = false);
 
-/// The problem, which check() has passed, in the normal form.
+/// The packed call as views of a decode call. Throws Error where it is misshapen; check() does the rest.
+Decode unpack(const PackedDecode& problem);
+
+/// A problem that check() has passed, in the normal form.
 NormalForm lower(const Forward& problem);
+NormalForm lower(const Decode& problem);
 
 }  // namespace tidegate

@@ -129,4 +129,12 @@ std::int64_t offset_of(const Tensor& t, Index... index) {
     return offset;
 }
 
+/// An element of an int32 or int64 tensor.
+template <class... Index>
+std::int64_t load_index(const Tensor& t, Index... index) {
+    const std::int64_t at = offset_of(t, index...);
+    return t.dtype == Dtype::int32 ? static_cast<const std::int32_t*>(t.data)[at]
+                                   : static_cast<const std::int64_t*>(t.data)[at];
+}
+
 }  // namespace tidegate

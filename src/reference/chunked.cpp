@@ -179,12 +179,13 @@ Answer chunked(const NormalForm& nf, std::int64_t C, const Policy& policy, Stage
     if (stages != nullptr) stages->rows = C * nf.steps;
     const auto K = static_cast<std::size_t>(nf.K), V = static_cast<std::size_t>(nf.V);
     for (std::int64_t n = 0; n < nf.sequences; ++n) {
+        if (nf.source(n) < 0) continue;
         const Span span = nf.sequence(n);
         std::vector<Matrix<Real>> states(static_cast<std::size_t>(nf.value_heads), Matrix<Real>(K, V));
         for (std::int64_t h = 0; h < nf.value_heads && nf.initial_state.present(); ++h)
             for (std::size_t i = 0; i < K * V; ++i)
                 states[static_cast<std::size_t>(h)].x[i] =
-                    load_as<Real>(nf.initial_state, offset_of(nf.initial_state, n, h, i / V, i % V));
+                    load_as<Real>(nf.initial_state, offset_of(nf.initial_state, nf.source(n), h, i / V, i % V));
         for (std::int64_t begin = span.begin; begin < span.end; begin += C) {
             const std::int64_t tokens = std::min(C, span.end - begin);
             if (stages != nullptr) stages->chunk_begin.push_back(begin);

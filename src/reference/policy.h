@@ -19,17 +19,34 @@ struct Policy {
 
 inline constexpr std::int64_t kResetChunk = 64;  ///< tokens, of Mistake::chunk_reset
 
-/// Outputs before they are rounded to the output type; row-major, state as [N, HV, K, V] whatever the caller's layout.
+/// Outputs before they are rounded to the output type; row-major, states as [.., HV, K, V] whatever the caller's
+/// layout. Of pads: zeros.
 struct Answer {
-    std::vector<double> o;            ///< [B, T, HV, V]
-    std::vector<double> final_state;  ///< [N, HV, K, V]
+    std::vector<double> o;             ///< [B, T, HV, V]
+    std::vector<double> final_state;   ///< [N, HV, K, V]
+    std::vector<double> state_tokens;  ///< [B, T, HV, K, V] of a decode call that stores them all, else empty
 
     explicit Answer(const NormalForm& nf)
         : o(static_cast<std::size_t>(nf.batch * nf.tokens * nf.value_heads * nf.V)),
-          final_state(static_cast<std::size_t>(nf.sequences * nf.value_heads * nf.K * nf.V)) {}
+          final_state(static_cast<std::size_t>(nf.sequences * nf.value_heads * nf.K * nf.V)),
+          state_tokens(nf.every_token() ? o.size() * static_cast<std::size_t>(nf.K) : 0) {}
+
+    /// Calls f(row of final_state, index of the first of its HV K V values, the vector they are in) for every state
+    /// that the call stores, in order.
+    template <class F>
+    void each_stored(const NormalForm& nf, const F& f) const {
+        const auto size = static_cast<std::size_t>(nf.value_heads * nf.K * nf.V);
+        for (std::int64_t n = 0; n < nf.sequences; ++n) {
+            if (nf.source(n) < 0) continue;
+            if (state_tokens.empty()) f(nf.source(n), static_cast<std::size_t>(n) * size, final_state);
+            for (std::int64_t t = 0; !state_tokens.empty() && t < nf.tokens; ++t)
+                if (const std::int64_t row = nf.target(n, t); row >= 0)
+                    f(row, static_cast<std::size_t>(n * nf.tokens + t) * size, state_tokens);
+        }
+    }
 };
 
-/// Stores an answer into nf.o and nf.final_state, rounded once to their types.
+/// Stores an answer into the form's outputs, rounded once to their types.
 void store(const Answer& answer, const NormalForm& nf);
 
 }  // namespace tidegate::reference

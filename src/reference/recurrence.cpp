@@ -1,6 +1,8 @@
 // The recurrence of the normal form: the simplest code in the repository.
 #include "reference/recurrence.h"
 
+#include <algorithm>
+
 #include "problem/load.h"
 
 namespace tidegate::reference {
@@ -13,7 +15,7 @@ std::vector<Real> initial_state(const NormalForm& nf, std::int64_t n, std::int64
     for (std::int64_t i = 0; i < nf.K; ++i)
         for (std::int64_t j = 0; j < nf.V; ++j)
             S[static_cast<std::size_t>(i * nf.V + j)] =
-                load_as<Real>(nf.initial_state, offset_of(nf.initial_state, n, h, i, j));
+                load_as<Real>(nf.initial_state, offset_of(nf.initial_state, nf.source(n), h, i, j));
     return S;
 }
 
@@ -82,6 +84,13 @@ struct Token {
     }
 };
 
+/// State number `at` of `to`.
+template <class Real>
+void keep(const std::vector<Real>& S, std::vector<double>& to, std::size_t at) {
+    std::transform(S.begin(), S.end(), to.begin() + static_cast<std::ptrdiff_t>(at * S.size()),
+                   [](Real x) { return static_cast<double>(x); });
+}
+
 template <class Real>
 void sequence(const NormalForm& nf, const Policy& policy, std::int64_t n, std::int64_t h, Answer& out, Answer* mag) {
     const auto V = static_cast<std::size_t>(nf.V);
@@ -109,12 +118,12 @@ void sequence(const NormalForm& nf, const Policy& policy, std::int64_t n, std::i
             read(absolute(token.s.q), absolute(S), mag->o);
             for (std::size_t j = 0; j < V; ++j) mag->o[row + j] = std::fabs(mag->o[row + j]);
         }
+        if (!out.state_tokens.empty()) keep(S, out.state_tokens, row / V);
+        if (!out.state_tokens.empty() && mag != nullptr) keep(M, mag->state_tokens, row / V);
     }
-    const std::size_t at = static_cast<std::size_t>(n * nf.value_heads + h) * S.size();
-    for (std::size_t i = 0; i < S.size(); ++i) {
-        out.final_state[at + i] = static_cast<double>(S[i]);
-        if (mag != nullptr) mag->final_state[at + i] = static_cast<double>(M[i]);
-    }
+    const auto at = static_cast<std::size_t>(n * nf.value_heads + h);
+    keep(S, out.final_state, at);
+    if (mag != nullptr) keep(M, mag->final_state, at);
 }
 
 }  // namespace
@@ -123,13 +132,25 @@ template <class Real>
 Answer recurrence(const NormalForm& nf, const Policy& policy, Answer* magnitude) {
     Answer out(nf);
     for (std::int64_t n = 0; n < nf.sequences; ++n)
-        for (std::int64_t h = 0; h < nf.value_heads; ++h) sequence<Real>(nf, policy, n, h, out, magnitude);
+        for (std::int64_t h = 0; h < nf.value_heads && nf.source(n) >= 0; ++h)
+            sequence<Real>(nf, policy, n, h, out, magnitude);
     return out;
 }
 
 template Answer recurrence<float>(const NormalForm&, const Policy&, Answer*);
 template Answer recurrence<double>(const NormalForm&, const Policy&, Answer*);
 template Answer recurrence<long double>(const NormalForm&, const Policy&, Answer*);
+
+namespace {
+
+Tensor last_three(const Tensor& t) {
+    Tensor last;
+    last.rank = 3;
+    for (std::size_t d = 0; d < 3; ++d) last.stride[d] = t.stride[static_cast<std::size_t>(t.rank) - 3 + d];
+    return last;
+}
+
+}  // namespace
 
 void store(const Answer& answer, const NormalForm& nf) {
     std::size_t i = 0;
@@ -138,14 +159,21 @@ void store(const Answer& answer, const NormalForm& nf) {
             for (std::int64_t h = 0; h < nf.value_heads; ++h)
                 for (std::int64_t j = 0; j < nf.V; ++j)
                     store_element(nf.o.data, nf.o.dtype, offset_of(nf.o, b, t, h, j), answer.o[i++]);
-    if (!nf.final_state.present()) return;
-    i = 0;
-    for (std::int64_t n = 0; n < nf.sequences; ++n)
+    const auto state = [&nf](const std::vector<double>& from, std::size_t at, const Tensor& to, std::int64_t first) {
         for (std::int64_t h = 0; h < nf.value_heads; ++h)
             for (std::int64_t c = 0; c < nf.K; ++c)
                 for (std::int64_t j = 0; j < nf.V; ++j)
-                    store_element(nf.final_state.data, nf.final_state.dtype, offset_of(nf.final_state, n, h, c, j),
-                                  answer.final_state[i++]);
+                    store_element(to.data, to.dtype, first + offset_of(last_three(to), h, c, j), from[at++]);
+    };
+    if (nf.final_state.present())
+        answer.each_stored(nf, [&](std::int64_t row, std::size_t at, const std::vector<double>& from) {
+            state(from, at, nf.final_state, offset_of(nf.final_state, row));
+        });
+    const auto size = static_cast<std::size_t>(nf.value_heads * nf.K * nf.V);
+    for (std::int64_t b = 0; nf.state_tokens.present() && b < nf.batch; ++b)
+        for (std::int64_t t = 0; t < nf.tokens; ++t)
+            state(answer.state_tokens, static_cast<std::size_t>(b * nf.tokens + t) * size, nf.state_tokens,
+                  offset_of(nf.state_tokens, b, t));
 }
 
 }  // namespace tidegate::reference

@@ -29,34 +29,46 @@ Outcome skipped(const std::string& why) {
     return o;
 }
 
-/// An output in the middle of poisoned memory: guards before and behind, and spare rows of o that must stay untouched.
+/// An output in the middle of poisoned memory: guards before and behind, and room inside that must stay untouched:
+/// spare rows of o, and a spare head behind every slot of a pool, which holds what the request's pool does.
 struct Guarded {
-    static constexpr std::int64_t kGuard = 64, kSpareRows = 3;
+    static constexpr std::int64_t kGuard = 64;
     io::Array memory;
     Tensor view;
-    std::int64_t spare_rows;
 
-    explicit Guarded(const io::Array& spec) : spare_rows(spec.name == "o" ? kSpareRows : 0) {
+    explicit Guarded(const io::Array& spec) {
         std::vector<std::int64_t> shape = spec.shape;
-        shape[1] += spare_rows;
+        shape[1] += spec.name == "o" ? 3 : spec.name == "state" ? 1 : 0;
         const io::Array roomy(spec.name, spec.dtype, shape);
         memory = io::Array(spec.name, spec.dtype, {roomy.size() + 2 * kGuard});
         poison(memory.bytes.data(), spec.dtype, memory.size());
         view = roomy.view();
         view.data = memory.bytes.data() + kGuard * bytes_of(spec.dtype);
+        if (spec.name != "state") return;
+        view.shape[1] = spec.shape[1];
+        each_row(spec, [&](std::int64_t inner, std::int64_t outer, std::size_t bytes) {
+            std::memcpy(static_cast<std::byte*>(view.data) + outer, spec.bytes.data() + inner, bytes);
+        });
     }
 
     /// Moves the written part into `to`; returns how many elements outside it were written.
     std::int64_t collect(io::Array& to) const {
-        const std::int64_t outer = to.shape[0], size = bytes_of(to.dtype);
-        const std::int64_t inner = outer > 0 ? to.size() / outer : 0, room = view.stride[0];
-        const auto* first = static_cast<const std::byte*>(view.data);
-        for (std::int64_t b = 0; inner > 0 && b < outer; ++b)
-            std::memcpy(to.bytes.data() + b * inner * size, first + b * room * size,
-                        static_cast<std::size_t>(inner * size));
-        const std::int64_t outside = memory.size() - outer * inner;
+        each_row(to, [&](std::int64_t inner, std::int64_t outer, std::size_t bytes) {
+            std::memcpy(to.bytes.data() + inner, static_cast<const std::byte*>(view.data) + outer, bytes);
+        });
+        const std::int64_t outside = memory.size() - to.size();
         return outside - (poisoned(memory.bytes.data(), to.dtype, memory.size()) -
                           poisoned(to.bytes.data(), to.dtype, to.size()));
+    }
+
+private:
+    /// f(byte offset in the dense tensor, byte offset from view.data, bytes) for every row of the first dimension.
+    template <class F>
+    void each_row(const io::Array& dense, const F& f) const {
+        const std::int64_t rows = dense.shape[0], size = bytes_of(dense.dtype),
+                           inner = rows > 0 ? dense.size() / rows : 0;
+        for (std::int64_t r = 0; inner > 0 && r < rows; ++r)
+            f(r * inner * size, r * view.stride[0] * size, static_cast<std::size_t>(inner * size));
     }
 };
 
@@ -68,23 +80,22 @@ public:
     Outcome answer(const io::Bundle& request) override {
         Outcome out;
         out.answer = cases::empty_answer(request);
-        Forward problem = cases::bind(request);
+        for (const io::Array& array : request.tensors)
+            if (array.dtype == Dtype::fp64) return skipped("cpu takes fp32, bf16 and fp16; the case holds fp64");
+        cases::Problem problem = cases::bind(request);
         std::vector<Guarded> outputs;
         for (const io::Array& array : out.answer.tensors) {
             if (array.dtype == Dtype::fp64) return skipped("cpu computes in fp32; the case asks for fp64");
             outputs.emplace_back(array);
         }
-        if (problem.q.dtype == Dtype::fp64 || problem.v.dtype == Dtype::fp64)
-            return skipped("cpu takes fp32, bf16 and fp16; the case holds fp64");
-        problem.o = outputs[0].view;
-        problem.final_state = outputs[1].view;
+        attach(problem, outputs);
         // What the contract promises, for `check --properties`.
-        const Plan decided = plan(problem, options_);
+        const Plan decided = cases::plan_of(problem, options_);
         out.answer.metadata["bit_exact"] = "all";
         out.answer.metadata["step"] = std::to_string(decided.arithmetic.pass);
         out.answer.metadata["bucket"] = std::to_string(kCpuBucket);
         const Clock clock;
-        forward(problem, options_);
+        cases::run(problem, options_);
         out.seconds = clock.seconds();
         for (std::size_t i = 0; i < outputs.size(); ++i) {
             io::Array& array = out.answer.tensors[i];
@@ -98,6 +109,21 @@ public:
     }
 
 private:
+    /// Outputs are o, then states, as outputs_of() has them.
+    static void attach(cases::Problem& problem, const std::vector<Guarded>& outputs) {
+        if (auto* f = std::get_if<Forward>(&problem)) {
+            f->o = outputs[0].view;
+            f->final_state = outputs[1].view;
+        } else if (auto* d = std::get_if<Decode>(&problem)) {
+            d->o = outputs[0].view;
+            d->state = outputs[1].view;
+            if (outputs.size() > 2) d->state_tokens = outputs[2].view;
+        } else {
+            std::get<PackedDecode>(problem).o = outputs[0].view;
+            std::get<PackedDecode>(problem).state = outputs[1].view;
+        }
+    }
+
     Options options_;
 };
 
@@ -107,7 +133,7 @@ public:
     Outcome answer(const io::Bundle& request) override {
         Outcome out;
         const Clock clock;
-        out.answer = reference_answer(lower(cases::bind(request)), request);
+        out.answer = reference_answer(cases::form_of(cases::bind(request)), request);
         out.seconds = clock.seconds();
         return out;
     }
@@ -137,7 +163,7 @@ public:
     bool crashes_apart() const override { return inner_->crashes_apart(); }
 
     Outcome answer(const io::Bundle& request) override {
-        NormalForm nf = lower(cases::bind(request));
+        NormalForm nf = cases::form_of(cases::bind(request));
         if (!fault_.applies(nf)) return skipped(std::string(fault_.name) + " does not apply to this case");
         if (fault_.formula != nullptr) return formula(nf, request);
         if (fault_.input != nullptr) {
@@ -178,11 +204,12 @@ private:
 
 io::Bundle reference_answer(NormalForm form, const io::Bundle& request, const reference::Policy& policy, bool single) {
     io::Bundle answer = cases::empty_answer(request);
-    Forward problem = cases::bind(request);
+    cases::Problem problem = cases::bind(request);
     cases::attach(problem, answer);
-    const NormalForm outputs = lower(problem);
+    const NormalForm outputs = cases::form_of(problem);
     form.o = outputs.o;
     form.final_state = outputs.final_state;
+    form.state_tokens = outputs.state_tokens;
     reference::store(single ? reference::recurrence<float>(form, policy) : reference::recurrence<double>(form, policy),
                      form);
     return answer;
