@@ -146,7 +146,7 @@ TEST(Properties, ACrashInAVariationIsItsVerdict) {
 
 TEST(Pieces, SelectKeepsRowsAndStates) {
     const io::Bundle request = request_of("kda/forward/bf16/1,12,1,2,8,8/lengths=5,0,7/h0=1/gates=logits/1");
-    const NormalForm nf = lower(cases::bind(request));
+    const NormalForm nf = cases::form_of(cases::bind(request));
     const io::Bundle one = cases::select(request, nf, {{2, 2, 6}});
     ASSERT_EQ(one.find("cu_seqlens"), nullptr);
     const Tensor from = request.find("a")->view(), to = one.find("a")->view();

@@ -30,9 +30,10 @@ struct Bound {
     Forward problem;
     explicit Bound(const std::string& id)
         : request(cases::generate(cases::parse(id))), answer(cases::empty_answer(request)) {
-        problem = cases::bind(request);
+        problem = std::get<Forward>(cases::bind(request));
         problem.check_values = false;
-        cases::attach(problem, answer);
+        problem.o = answer.find("o")->view();
+        problem.final_state = answer.find("final_state")->view();
     }
 };
 

@@ -134,9 +134,8 @@ private:
         Labels& l = done.labels;
         l.id = job.label;
         l.rule = request.meta("rule");
-        l.V = request.find("v")->shape[3];
         l.pass = request.meta("pass", "forward");
-        l.dtype = request.meta("out_dtype", tidegate::name_of(request.find("v")->dtype));
+        l.dtype = tidegate::name_of(cases::outputs_of(request)[0].dtype);
         if (job.generated) l.dtype = tidegate::name_of(job.generated->dtype);
         l.subject = subject.name();
         l.gate = gate_;
@@ -158,6 +157,7 @@ private:
             outcome.reason = std::string("answer metadata: ") + e.what();
         }
         const judge::Bench bench(request, twin, gate_);
+        l.V = bench.expected().form.V;
         done.result = bench.judge(outcome);
         done.result.id = job.label;
         if (o_.properties) {

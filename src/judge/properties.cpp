@@ -73,7 +73,6 @@ public:
 
 private:
     // ---- asking and comparing
-    // ------------------------------------------------------------------------------------------
     std::int64_t length(std::int64_t n) const { return nf_.sequence(n).end - nf_.sequence(n).begin; }
     Piece whole(std::int64_t n) const { return {n, 0, length(n)}; }
     std::vector<Piece> all() const {
@@ -136,35 +135,41 @@ private:
                         bool states = true, std::int64_t limit = std::numeric_limits<std::int64_t>::max(),
                         std::int64_t skip = -1) {
         const io::Bundle answer = ask(request);
-        const std::int64_t row = nf_.value_heads * nf_.V, state = nf_.value_heads * nf_.K * nf_.V;
-        std::vector<std::int64_t> o_at(values_[0].size(), -1), state_at(values_[1].size(), -1);
-        std::int64_t begin = 0;
-        for (std::size_t p = 0; p < pieces.size(); ++p) {
-            const Piece& piece = pieces[p];
-            const Span s = nf_.sequence(piece.sequence);
-            const std::int64_t count = piece.end - piece.begin;
-            const bool compared = static_cast<std::int64_t>(p) != skip;
-            for (std::int64_t t = 0; compared && t < count && piece.begin + t < limit; ++t)
-                for (std::int64_t j = 0; j < row; ++j)
-                    o_at[static_cast<std::size_t>((s.batch * nf_.tokens + s.begin + piece.begin + t) * row + j)] =
-                        (begin + t) * row + j;
-            for (std::int64_t j = 0; compared && states && piece.end == length(piece.sequence) && j < state; ++j)
-                state_at[static_cast<std::size_t>(piece.sequence * state + j)] =
-                    static_cast<std::int64_t>(p) * state + j;
-            begin += count;
+        const std::int64_t state = nf_.value_heads * nf_.K * nf_.V;
+        const auto& outputs = bench_.expected().outputs;
+        for (std::size_t i = 0; i < outputs.size(); ++i) {
+            std::vector<std::int64_t> at(values_[i].size(), -1);
+            const auto copy = [&at](std::int64_t from, std::int64_t to, std::int64_t count) {
+                for (std::int64_t j = 0; j < count; ++j) at[static_cast<std::size_t>(to + j)] = from + j;
+            };
+            const bool by_token = outputs[i].name == "o" || outputs[i].name == "state_tokens";
+            const std::int64_t row = nf_.value_heads * outputs[i].width;
+            std::int64_t begin = 0;
+            for (std::size_t p = 0; p < pieces.size(); begin += pieces[p].end - pieces[p].begin, ++p) {
+                const Piece& piece = pieces[p];
+                if (static_cast<std::int64_t>(p) == skip) continue;
+                const Span s = nf_.sequence(piece.sequence);
+                if (by_token) {
+                    for (std::int64_t t = piece.begin; t < std::min(piece.end, limit); ++t)
+                        copy((begin + t - piece.begin) * row, (s.batch * nf_.tokens + s.begin + t) * row, row);
+                } else if (states && nf_.pool && nf_.source(piece.sequence) >= 0) {
+                    for (std::int64_t t = piece.begin; t < piece.end; ++t)
+                        if (const std::int64_t slot = nf_.target(piece.sequence, t); slot >= 0)
+                            copy(slot * state, slot * state, state);
+                } else if (states && !nf_.pool && piece.end == length(piece.sequence)) {
+                    copy(static_cast<std::int64_t>(p) * state, piece.sequence * state, state);
+                }
+            }
+            compare(
+                i, values_of(answer, outputs[i].name, request),
+                [&at](std::int64_t e) { return at[static_cast<std::size_t>(e)]; }, how);
         }
-        const auto by = [](const std::vector<std::int64_t>& map) {
-            return [&map](std::int64_t i) { return map[static_cast<std::size_t>(i)]; };
-        };
-        compare(0, values_of(answer, "o", request), by(o_at), how);
-        compare(1, values_of(answer, "final_state", request), by(state_at), how);
         last_ = answer;
     }
 
     io::Bundle pick(const std::vector<Piece>& pieces) const { return cases::select(bench_.request(), nf_, pieces); }
 
     // ---- the properties
-    // ------------------------------------------------------------------------------------------------
     void repeatable() {
         const io::Bundle answer = ask(bench_.request());
         const auto same = [](std::int64_t i) { return i; };
@@ -173,6 +178,7 @@ private:
     }
 
     void packed() {
+        if (nf_.sequences == 1 && nf_.pool) throw Stop{Verdict::skipped, "one request, which owns its slots"};
         if (nf_.sequences == 1) {
             const std::vector<Piece> twice{whole(0), whole(0)};
             const io::Bundle request = pick(twice);
@@ -194,7 +200,7 @@ private:
         const NormalForm form = cases::form_of(cases::bind(changed));
         for (io::Array& array : changed.tensors) {
             const Tensor t = array.view();
-            if (t.rank < 3 || array.name == "initial_state") continue;
+            if (t.rank < 3 || array.name == "initial_state" || array.name == "state") continue;
             for (std::int64_t n = 0; n < form.sequences; ++n) {
                 const Span s = form.sequence(n);
                 for (std::int64_t r = s.begin + cut; r < s.end; ++r)
@@ -212,6 +218,7 @@ private:
     void resumable() {
         if (bench_.expected().outputs[1].dtype != Dtype::fp32)
             throw Stop{Verdict::skipped, "the state handed on is not fp32"};
+        if (nf_.every_token()) throw Stop{Verdict::skipped, "every token has a slot of its own"};
         const std::int64_t step = number("step", 64);
         const std::int64_t cut = std::max<std::int64_t>(longest_ / 2 / step, 1) * step;
         if (cut >= longest_)
@@ -221,26 +228,29 @@ private:
         const std::string how = "cut at token " + std::to_string(cut);
         compare_pieces(pick(head), head, how, false);
         io::Bundle rest = pick(tail);
-        io::Array state = *last_.find("final_state");
-        state.name = "initial_state";
+        io::Array state = *last_.find(nf_.pool ? "state" : "final_state");
+        if (!nf_.pool) state.name = "initial_state";
         rest.add(std::move(state));
         compare_pieces(rest, tail, how);
     }
 
     void isolated() {
         std::vector<Piece> pieces = all();
+        if (pieces.size() == 1 && nf_.pool) throw Stop{Verdict::skipped, "one request, which owns its slots"};
         if (pieces.size() == 1) pieces.push_back(pieces[0]);
         std::int64_t victim = -1;
         for (std::size_t p = 0; p < pieces.size() && victim < 0; ++p)
-            if (pieces[p].end > 0) victim = static_cast<std::int64_t>(p);
+            if (pieces[p].end > 0 && nf_.source(pieces[p].sequence) >= 0) victim = static_cast<std::int64_t>(p);
         if (victim < 0) throw Stop{Verdict::skipped, "no sequence has a token"};
         for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
             io::Bundle request = pick(pieces);
-            const Span s = cases::form_of(cases::bind(request)).sequence(victim);
-            for (const char* name : {"q", "k", "v"}) {
-                const Tensor t = request.find(name)->view();
-                store_element(t.data, t.dtype, offset_of(t, s.batch, (s.begin + s.end) / 2, 0), bad);
-            }
+            const NormalForm form = cases::form_of(cases::bind(request));
+            const Span s = form.sequence(victim);
+            for (const Tensor* t : {&form.q, &form.k, &form.v})
+                store_element(t->data, t->dtype, offset_of(*t, s.batch, (s.begin + s.end) / 2, 0), bad);
+            if (form.pool)
+                store_element(form.initial_state.data, form.initial_state.dtype,
+                              offset_of(form.initial_state, form.source(victim), 0, 0, 0), bad);
             compare_pieces(request, pieces,
                            std::string(std::isnan(bad) ? "NaN" : "inf") + " in sequence " + std::to_string(victim),
                            true, kAll, victim);
@@ -261,15 +271,17 @@ private:
         const io::Bundle request = cases::zero_pad(bench_.request(), nf_, K, V);
         const io::Bundle answer = ask(request);
         const std::string how = "padded to " + std::to_string(K) + " x " + std::to_string(V);
-        compare(
-            0, values_of(answer, "o", request), [&](std::int64_t i) { return i / nf_.V * V + i % nf_.V; }, how);
-        compare(
-            1, values_of(answer, "final_state", request),
-            [&](std::int64_t i) {
-                const std::int64_t j = i % nf_.V, c = i / nf_.V % nf_.K, s = i / nf_.V / nf_.K;
-                return (s * K + c) * V + j;
-            },
-            how);
+        const auto& outputs = bench_.expected().outputs;
+        for (std::size_t o = 0; o < outputs.size(); ++o) {
+            const bool state = outputs[o].name != "o";
+            compare(
+                o, values_of(answer, outputs[o].name, request),
+                [&](std::int64_t i) {
+                    const std::int64_t j = i % nf_.V, c = i / nf_.V % nf_.K, s = i / nf_.V / nf_.K;
+                    return state ? (s * K + c) * V + j : i / nf_.V * V + j;
+                },
+                how);
+        }
     }
 
     std::int64_t number(const std::string& key, std::int64_t otherwise) const {

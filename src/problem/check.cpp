@@ -95,10 +95,10 @@ void slots(const Decode& p, const Extents& e) {
 }  // namespace
 
 void check(const Forward& p, bool allow_fp64) {
-    const auto tensors = tensors_of(p, std::array<Named, 4>{{{"initial_state", &p.initial_state, Use::state},
+    const auto tensors = tensors_of(p, std::array<Named, 4>{{{"initial_state", &p.initial_state, Use::state_in},
                                                              {"cu_seqlens", &p.cu_seqlens, Use::index},
                                                              {"o", &p.o, Use::output},
-                                                             {"final_state", &p.final_state, Use::state}}});
+                                                             {"final_state", &p.final_state, Use::state_out}}});
     checks::sane(tensors);
     const Extents e = checks::inputs(p);
     NormalForm sizes;

@@ -134,13 +134,12 @@ bool meet(const Tensor& x, const Tensor& y) {
 /// a state before it writes it.
 void aliasing(std::span<const Named> tensors) {
     for (const Named& out : tensors) {
-        if (out.use != Use::output && out.use != Use::state) continue;
-        if (out.use == Use::output && meets_itself(*out.tensor))
+        if (out.use != Use::output && out.use != Use::state_out) continue;
+        if (meets_itself(*out.tensor))
             fail(out.name, "strides that reach an element by two indices", "an element for every index");
         for (const Named& other : tensors) {
-            const bool states = out.use == Use::state && other.use == Use::state;
             if (out.tensor == other.tensor || !meet(*out.tensor, *other.tensor)) continue;
-            if (other.use == Use::input || other.use == Use::index || !states)
+            if (out.use == Use::output || other.use != Use::state_in)
                 fail(out.name, std::string("memory that overlaps ") + other.name, "memory of its own");
             const bool same = out.tensor->data == other.tensor->data && out.tensor->stride == other.tensor->stride &&
                               out.tensor->dtype == other.tensor->dtype;

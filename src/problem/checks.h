@@ -10,8 +10,8 @@
 
 namespace tidegate::checks {
 
-/// A tensor of a call, and what the call does with it: a state may be updated in place.
-enum class Use { input, index, state, output };
+/// A tensor of a call, and what the call does with it; a state may be written where it was read.
+enum class Use { input, index, state_in, state_out, output };
 struct Named {
     const char* name;
     const Tensor* tensor;
