@@ -67,5 +67,26 @@ TEST(Workspace, ALaterCallAllocatesNothing) {
     }
 }
 
+TEST(Workspace, ALaterDecodeAllocatesNothing) {
+    for (const char* id :
+         {"gdn/decode/bf16/3,1,2,4,40,72/slots=4,-1,0/1", "kda/decode/fp32/2,3,2,4,33,65/columns=4/each=1/2",
+          "gdn/packed/bf16/5,1,2,4,40,72/state=bf16/layout=vk/1"}) {
+        const io::Bundle request = cases::generate(cases::parse(id));
+        io::Bundle answer = cases::empty_answer(request);
+        cases::Problem problem = cases::bind(request);
+        cases::inputs_of(problem).check_values = false;
+        cases::attach(problem, answer);
+        for (const int threads : {1, 3}) {
+            const Options options{threads};
+            const std::int64_t planned = cases::plan_of(problem, options).schedule.workspace_bytes;
+            cases::run(problem, options);
+            EXPECT_GE(cpu::allocated_bytes(), planned);
+            const std::int64_t before = allocations;
+            for (int i = 0; i < 3; ++i) cases::run(problem, options);
+            EXPECT_EQ(allocations, before) << id << " with " << threads << " threads";
+        }
+    }
+}
+
 }  // namespace
 }  // namespace tidegate

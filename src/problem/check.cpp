@@ -123,7 +123,7 @@ void check(const Decode& p, bool allow_fp64) {
     const Extents e = checks::inputs(p);
     if (e.T < 1) fail("q", "shape " + shape_text(p.q), "T >= 1");
     require("state", p.state, "[P, HV, K, V]");
-    checks::state("state", p.state, p, p.state.shape[0], e);
+    checks::state("state", p.state, p, p.state.shape[0], e, 'P');
     slots(p, e);
     checks::output(p.o, e);
     if (p.state_tokens.present()) {

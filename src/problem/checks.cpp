@@ -191,12 +191,12 @@ void indices(const char* name, const Tensor& t, const char* layout, std::initial
     if (t.dtype != Dtype::int32 && t.dtype != Dtype::int64) fail(name, name_of(t.dtype), "int32 or int64");
 }
 
-void state(const char* name, const Tensor& t, const Inputs& p, std::int64_t N, const Extents& e) {
+void state(const char* name, const Tensor& t, const Inputs& p, std::int64_t N, const Extents& e, char rows) {
     if (!t.present()) return;
-    if (p.state_v_first)
-        shape(name, t, "[N, HV, V, K]", {N, e.HV, e.V, e.K}, true);
-    else
-        shape(name, t, "[N, HV, K, V]", {N, e.HV, e.K, e.V}, true);
+    char layout[] = "[N, HV, K, V]";
+    layout[1] = rows;
+    if (p.state_v_first) std::swap(layout[8], layout[11]);
+    shape(name, t, layout, {N, e.HV, p.state_v_first ? e.V : e.K, p.state_v_first ? e.K : e.V}, true);
 }
 
 void output(const Tensor& o, const Extents& e) {

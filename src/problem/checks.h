@@ -32,8 +32,8 @@ void shape(const char* name, const Tensor& t, const char* layout, std::initializ
            bool channels);
 /// int32 or int64 host memory of the given extents.
 void indices(const char* name, const Tensor& t, const char* layout, std::initializer_list<std::int64_t> want);
-/// [N, HV, K, V], or [N, HV, V, K]; absent is fine.
-void state(const char* name, const Tensor& t, const Inputs& p, std::int64_t N, const Extents& e);
+/// [N, HV, K, V], or [N, HV, V, K]; absent is fine. `rows`: what N is called.
+void state(const char* name, const Tensor& t, const Inputs& p, std::int64_t N, const Extents& e, char rows = 'N');
 /// o [B, >= T, HV, V].
 void output(const Tensor& o, const Extents& e);
 
