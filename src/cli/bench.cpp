@@ -20,9 +20,11 @@
 #include "cli/report.h"
 #include "cli/verbs.h"
 #include "cpu/kernels.h"
+#include "cpu/pool.h"
+#include "faults/faults.h"
+#include "problem/number.h"
 #include "problem/rules.h"
 #include "tidegate/error.h"
-#include "tidegate/forward.h"
 
 namespace tidegate::cli {
 namespace {
@@ -99,6 +101,31 @@ private:
     std::vector<std::unique_ptr<void, decltype(&std::free)>> kept_;
 };
 
+/// The plain copy that a decode call is measured by: the same states, from one place to another, a head at a time.
+class Copy {
+public:
+    explicit Copy(const NormalForm& nf) {
+        if (!nf.pool) return;
+        heads_ = nf.sequences * nf.value_heads;
+        head_ = static_cast<std::size_t>(nf.K * nf.V * bytes_of(nf.initial_state.dtype));
+        from_.assign(static_cast<std::size_t>(heads_) * head_, 1);
+        to_ = from_;
+    }
+    void run(int threads) const {
+        cpu::parallel_for(heads_, threads, [&](std::int64_t i, int) {
+            const std::size_t at = static_cast<std::size_t>(i) * head_;
+            std::memcpy(to_.data() + at, from_.data() + at, head_);
+        });
+    }
+    double bytes() const { return 2.0 * static_cast<double>(from_.size()); }  ///< read and written
+
+private:
+    std::int64_t heads_ = 0;
+    std::size_t head_ = 0;
+    std::vector<char> from_;
+    mutable std::vector<char> to_;
+};
+
 class Bench {
 public:
     explicit Bench(const BenchOptions& options) : o_(options), peer_(options.peer), records_(options.json) {
@@ -123,6 +150,7 @@ public:
             cases::Filter filter;
             if (!o_.rule.empty()) filter.rule = rule_from(o_.rule);
             if (!o_.dtype.empty()) filter.dtype = cases::dtype_from(o_.dtype);
+            if (!o_.pass.empty()) filter.pass = o_.pass;
             list = cases::suite(o_.suite, filter);
         }
         if (list.empty()) return kNothing;
@@ -134,36 +162,50 @@ public:
                                     peak_[t] * 1e-9, cpu::copy_bandwidth(t) * 1e-9);
         }
         fmt::print(to, "isa {}, peer {}{}\n", cpu::current_isa(), peer_.name(), ceilings);
-        Table table(
-            {"case", "path", "threads", "ms", "spread", "GFLOP/s", "of peak", "peer ms", "ratio", "peer nrmse"});
+        const bool decodes = list[0].pass != "forward";
+        Table table({"case", "path", "threads", "ms", "spread", decodes ? "GB/s" : "GFLOP/s",
+                     decodes ? "of copy" : "of peak", "peer ms", "ratio", "peer nrmse"});
         for (const cases::Case& c : list) one(c, table);
         table.print(to);
-        fmt::print(
-            to, "  GFLOP/s: 6 K V a head and token; ms: median; spread: (90 % - 10 %) / median; ratio: peer ms / ms\n");
+        const char* const unit = decodes
+                                     ? "GB/s: the state read and written; copy: the same states copied, in the same run"
+                                     : "GFLOP/s: 6 K V a head and token";
+        fmt::print(to, "  {}; ms: median; spread: (90 % - 10 %) / median; ratio: peer ms / ms\n", unit);
         return kPass;
     }
 
 private:
     void one(const cases::Case& c, Table& table) {
-        const io::Bundle request = cases::generate(c);
+        io::Bundle request = cases::generate(c);
         io::Bundle answer = cases::empty_answer(request);
-        Forward problem = std::get<Forward>(cases::bind(request));
-        problem.check_values = false;
-        problem.o = answer.find("o")->view();
-        problem.final_state = answer.find("final_state")->view();
+        cases::Problem problem = cases::bind(request);
+        cases::attach(problem, answer);
+        cases::inputs_of(problem).check_values = false;
         Aligned aligned;
-        for (Tensor* t : {&problem.q, &problem.k, &problem.v, &problem.g, &problem.beta, &problem.a, &problem.b,
-                          &problem.initial_state, &problem.o, &problem.final_state})
-            aligned.take(*t);
+        const auto take = [&aligned](auto& p) {
+            for (Tensor* t : {&p.q, &p.k, &p.v, &p.g, &p.beta, &p.a, &p.b, &p.o}) aligned.take(*t);
+            if constexpr (std::is_same_v<std::decay_t<decltype(p)>, Forward>) {
+                aligned.take(p.initial_state);
+                aligned.take(p.final_state);
+            } else {
+                aligned.take(p.state);
+            }
+        };
+        std::visit(take, problem);
+        const NormalForm form = cases::form_of(problem);
         const double flop = 6.0 * static_cast<double>(c.K * c.V) * static_cast<double>(c.B * c.T * c.HV);
+        const Copy copy(form);
         for (const int threads : threads_) {
             Options options;
             options.threads = threads;
-            const Plan decided = plan(problem, options);
+            const Plan decided = cases::plan_of(problem, options);
             std::string why = peer_.why();
-            void* peer = why.empty() ? open(c, request, problem, threads, why) : nullptr;
-            Times ours, theirs;
-            forward(problem, options);  // pages, pool and caches
+            void* peer = why.empty() ? open(c, request, threads, why) : nullptr;
+            if (const io::Array* pool = answer.find("state"))  // as it was before the calls that were timed
+                std::memcpy(form.initial_state.data, pool->bytes.data(), pool->bytes.size());
+            Times ours, theirs, copies;
+            cases::run(problem, options);  // pages, pool and caches
+            const std::vector<float> first = values_of(form.o);
             if (peer != nullptr) peer_.run_(peer);
             // Blocks in turns, so that what disturbs the machine disturbs both. After its own, a threaded peer's
             // workers may spin for a while: they are given the time to sleep.
@@ -177,38 +219,50 @@ private:
                 return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
             };
             while (ours.all.size() < 3 || spent() < o_.seconds) {
-                block(ours, [&] { forward(problem, options); });
+                block(ours, [&] { cases::run(problem, options); });
+                if (form.pool) block(copies, [&] { copy.run(threads); });
                 if (peer == nullptr) continue;
                 block(theirs, [&] { peer_.run_(peer); });
                 if (threads > 1) std::this_thread::sleep_for(std::chrono::milliseconds(15));
             }
             const double ms = ours.median() * 1e3, gflops = flop / ours.median() * 1e-9;
             const double spread = (ours.at(0.9) - ours.at(0.1)) / ours.median();
+            const double gbytes = copy.bytes() / ours.median() * 1e-9;
+            const double copied = form.pool ? copy.bytes() / copies.median() * 1e-9 : 0;
             std::string peer_ms = why, ratio, nrmse, json_ratio = "null";
             if (peer != nullptr) {
                 peer_ms = fmt::format("{:.3f}", theirs.median() * 1e3);
                 ratio = fmt::format("{:.2f}", theirs.median() / ours.median());
-                nrmse = fmt::format("{:.1e}", difference(peer, problem));
+                nrmse = fmt::format("{:.1e}", difference(peer, first, form));
                 json_ratio = number(theirs.median() / ours.median());
                 peer_.close_(peer);
             }
             table.add({cases::id_of(c), std::string(decided.arithmetic.path), std::to_string(threads),
-                       fmt::format("{:.3f}", ms), fmt::format("{:.0f} %", spread * 100), fmt::format("{:.1f}", gflops),
-                       fmt::format("{:.0f} %", gflops * 1e9 / peak_[threads] * 100), peer_ms, ratio, nrmse});
+                       fmt::format("{:.3f}", ms), fmt::format("{:.0f} %", spread * 100),
+                       fmt::format("{:.1f}", form.pool ? gbytes : gflops),
+                       fmt::format("{:.0f} %", 100 * (form.pool ? gbytes / copied : gflops * 1e9 / peak_[threads])),
+                       peer_ms, ratio, nrmse});
+            std::string bandwidth;
+            if (form.pool)
+                bandwidth = fmt::format(R"("gbytes_s":{},"copy_gbytes_s":{},)", number(gbytes), number(copied));
             records_.bench(fmt::format(
                 R"("record":"bench","protocol":1,"case":"{}","path":"{}","isa":"{}","threads":{},"ms":{},"spread":{},"runs":{},)"
-                R"("gflops":{},"peak_gflops":{},"peer":{},"peer_ms":{},"ratio_ggml":{})",
+                R"("gflops":{},"peak_gflops":{},{}"peer":{},"peer_ms":{},"ratio_ggml":{})",
                 cases::id_of(c), decided.arithmetic.path, decided.arithmetic.isa, threads, number(ms), number(spread),
-                ours.all.size(), number(gflops), number(peak_[threads] * 1e-9),
+                ours.all.size(), number(gflops), number(peak_[threads] * 1e-9), bandwidth,
                 quoted(peer != nullptr ? peer_.name() : why), peer != nullptr ? number(theirs.median() * 1e3) : "null",
                 json_ratio));
         }
     }
 
-    void* open(const cases::Case& c, const io::Bundle& request, const Forward& problem, int threads, std::string& why) {
-        const io::Array* state = request.find("initial_state");
-        const bool plain = c.dtype == Dtype::fp32 && c.B == 1 && !problem.cu_seqlens.present() && problem.g.present() &&
-                           state != nullptr && !problem.qk_l2norm && !problem.state_v_first && c.key("strides").empty();
+    /// The peer on the same tensors; logits are turned into the gates that they mean.
+    void* open(const cases::Case& c, io::Bundle request, int threads, std::string& why) {
+        faults::materialise_gates(cases::form_of(cases::bind(request)), request);
+        const NormalForm nf = cases::form_of(cases::bind(request));
+        const bool plain = c.dtype == Dtype::fp32 && c.B == 1 && !nf.cu_seqlens.present() &&
+                           nf.initial_state.present() && nf.initial_state.dtype == Dtype::fp32 && nf.source(0) >= 0 &&
+                           !nf.qk_l2norm && nf.initial_state.stride[3] == 1 && !nf.every_token() &&
+                           c.key("strides").empty();
         if (!plain) {
             why = "skipped: the peer takes plain fp32 cases of one sequence with a state";
             return nullptr;
@@ -221,26 +275,31 @@ private:
                                 c.K,
                                 c.V,
                                 threads,
-                                problem.scale.value_or(1 / std::sqrt(static_cast<double>(c.K))),
-                                floats(problem.q),
-                                floats(problem.k),
-                                floats(problem.v),
-                                floats(problem.g),
-                                floats(problem.beta),
-                                floats(problem.initial_state)};
+                                nf.scale,
+                                floats(nf.q),
+                                floats(nf.k),
+                                floats(nf.v),
+                                floats(nf.gate.x),
+                                floats(nf.erase.x),
+                                floats(nf.initial_state) + offset_of(nf.initial_state, nf.source(0))};
         char message[256] = "";
         void* peer = peer_.open_(&p, message, sizeof message);
         if (peer == nullptr) why = std::string("skipped: ") + message;
         return peer;
     }
 
+    static std::vector<float> values_of(const Tensor& o) {
+        std::vector<float> values;
+        for (std::int64_t i = 0; i < o.size(); ++i)
+            values.push_back(static_cast<float>(load_element(o.data, o.dtype, i)));
+        return values;
+    }
+
     /// RMS of the difference of both o, over ours: a peer that computes something else is no peer.
-    double difference(void* peer, const Forward& problem) const {
-        const Tensor &o = problem.o, &state = problem.final_state;
-        std::vector<float> theirs(static_cast<std::size_t>(o.size())),
-            their_state(static_cast<std::size_t>(state.size()));
+    double difference(void* peer, const std::vector<float>& ours, const NormalForm& form) const {
+        std::vector<float> theirs(ours.size()),
+            their_state(static_cast<std::size_t>(form.value_heads * form.K * form.V));
         if (peer_.answer_(peer, theirs.data(), their_state.data()) != 0) return HUGE_VAL;
-        const auto* ours = static_cast<const float*>(o.data);
         double err = 0, ref = 0;
         for (std::size_t i = 0; i < theirs.size(); ++i) {
             const double x = static_cast<double>(ours[i]), e = static_cast<double>(theirs[i]) - x;

@@ -130,6 +130,7 @@ int main(int argc, char** argv) {
     b.add_option("--suite", bench.suite, names(tidegate::cases::suites()));
     b.add_option("--rule", bench.rule, names(tidegate::rules()) + "; filters a suite");
     b.add_option("--dtype", bench.dtype, "fp32 | bf16 | fp16; filters a suite");
+    b.add_option("--pass", bench.pass, "forward | decode | packed; of a suite")->capture_default_str();
     b.add_option("--threads", bench.threads, "thread counts, by commas; default 1 and all cores")->delimiter(',');
     b.add_option("--seconds", bench.seconds, "time spent on a row")->capture_default_str();
     b.add_option("--peer", bench.peer, "a peer's plugin; default: libtidegate_peer_ggml.so beside the tool");
