@@ -71,7 +71,7 @@ TEST_F(Cli, VersionAndHelp) {
 TEST_F(Cli, UsageErrorsAreTwoAndSayWhatWasExpected) {
     const std::pair<std::string, const char*> bad[] = {
         {"", "subcommand"},
-        {"bogus", "check, run, plan or bench"},
+        {"bogus", "check, run, plan, bench or drift"},
         {"check " + kCase + " --subject exec:true --grace nan", "grace"},
         {"run " + kCase + " /tmp/x --subject exec:true --timeout -1", "timeout"},
         {"check", "FILE"},

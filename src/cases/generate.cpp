@@ -3,9 +3,9 @@
 #include <functional>
 #include <limits>
 #include <memory>
-#include <tuple>
 
 #include "cases/case.h"
+#include "cases/pieces.h"
 #include "cases/random.h"
 #include "problem/number.h"
 #include "problem/rules.h"
@@ -60,7 +60,10 @@ public:
         for (const char* bad : {"nan", "inf"})
             if (const std::string n = c_.key(bad); !n.empty()) poison(value(n), std::string(bad) == "nan");
         if (packed_) cu_seqlens();
-        if (c_.pass == "packed") pack();
+        if (c_.pass == "packed") {
+            pack(out_);
+            if (c_.key("strides") == "padded") outer_gap(*out_.find("mixed_qkv"), 5);
+        }
         return std::move(out_);
     }
 
@@ -272,32 +275,6 @@ private:
         }
         if (!c_.key("null").empty()) out_.metadata["null_slot"] = c_.key("null");
         if (c_.key("each") == "1") out_.metadata["per_token_state"] = "1";
-    }
-
-    /// q, k and v side by side in one row; a and b without their dimension of one token.
-    void pack() {
-        const std::int64_t keys = c_.H * c_.K, width = 2 * keys + c_.HV * c_.V;
-        io::Array mixed("mixed_qkv", c_.dtype, {c_.B, width});
-        if (c_.key("strides") == "padded") outer_gap(mixed, 5);
-        const Tensor to = mixed.view();
-        const std::tuple<const char*, std::int64_t, std::int64_t> parts[] = {
-            {"q", 0, c_.K}, {"k", keys, c_.K}, {"v", 2 * keys, c_.V}};
-        for (const auto& [name, first, channels] : parts) {
-            const Tensor from = out_.find(name)->view();
-            for (std::int64_t b = 0; b < c_.B; ++b)
-                for (std::int64_t h = 0; h < from.shape[2]; ++h)
-                    for (std::int64_t i = 0; i < channels; ++i)
-                        store_element(to.data, to.dtype, offset_of(to, b) + first + h * channels + i,
-                                      load_element(from.data, from.dtype, offset_of(from, b, 0, h, i)));
-        }
-        for (const char* name : {"a", "b"}) {
-            io::Array& array = *out_.find(name);
-            array.shape.erase(array.shape.begin() + 1);
-            if (!array.stride.empty()) array.stride.erase(array.stride.begin() + 1);
-        }
-        std::erase_if(out_.tensors, [](const io::Array& t) { return t.name == "q" || t.name == "k" || t.name == "v"; });
-        out_.tensors.insert(out_.tensors.begin(), std::move(mixed));
-        out_.metadata.erase("gates");  // a packed call has no other kind
     }
 
     /// Re-strides so that `gap` elements of 1e30 follow every row of the first dimension.

@@ -181,4 +181,28 @@ io::Bundle zero_pad(const io::Bundle& request, const NormalForm& form, std::int6
     return out;
 }
 
+void pack(io::Bundle& request) {
+    const Tensor q = request.find("q")->view(), k = request.find("k")->view(), v = request.find("v")->view();
+    const std::int64_t B = q.shape[0], keys = q.shape[2] * q.shape[3], width = 2 * keys + v.shape[2] * v.shape[3];
+    io::Array mixed("mixed_qkv", q.dtype, {B, width});
+    const auto put = [&](Tensor from, std::int64_t first) {  // [B, 1, heads, channels]
+        Tensor to = mixed.view();
+        to.data = static_cast<std::byte*>(to.data) + first * bytes_of(to.dtype);
+        to.rank = 4;
+        to.shape = from.shape;
+        to.stride = {width, width, from.shape[3], 1};
+        copy_common(from, to);
+    };
+    put(q, 0), put(k, keys), put(v, 2 * keys);
+    for (const char* name : {"a", "b"}) {  // without the dimension of one token
+        io::Array& array = *request.find(name);
+        array.shape.erase(array.shape.begin() + 1);
+        if (!array.stride.empty()) array.stride.erase(array.stride.begin() + 1);
+    }
+    std::erase_if(request.tensors, [](const io::Array& t) { return t.name == "q" || t.name == "k" || t.name == "v"; });
+    request.tensors.insert(request.tensors.begin(), std::move(mixed));
+    request.metadata["pass"] = "packed";
+    request.metadata.erase("gates");  // a packed call has no other kind
+}
+
 }  // namespace tidegate::cases

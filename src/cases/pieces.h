@@ -21,4 +21,7 @@ io::Bundle select(const io::Bundle& request, const NormalForm& form, const std::
 /// K and V zero-padded; the scale is held, decays of new channels are 1.
 io::Bundle zero_pad(const io::Bundle& request, const NormalForm& form, std::int64_t K, std::int64_t V);
 
+/// A decode request of one token and logits as a packed one: q, k and v side by side in one row.
+void pack(io::Bundle& request);
+
 }  // namespace tidegate::cases

@@ -124,6 +124,22 @@ int main(int argc, char** argv) {
     p.add_option("--threads", plan.threads, "0: all cores")->capture_default_str();
     p.add_option("--json", plan.json, "write a JSON record to a file, - for stdout");
 
+    cli::DriftOptions drift;
+    CLI::App& d =
+        *app.add_subcommand("drift", "decode step by step: how the error grows, with an exact and a rounded gate");
+    d.add_option("--steps", drift.steps, "decode steps")->capture_default_str();
+    d.add_option("--rule", drift.rule, names(tidegate::rules()))->capture_default_str();
+    d.add_option("--dtype", drift.dtype, "fp32 | bf16 | fp16: of q, k, v and logits; the state is fp32")
+        ->capture_default_str();
+    d.add_option("--heads", drift.heads, "H = HV")->capture_default_str();
+    d.add_option("--dk", drift.K, "K, channels of q and k")->capture_default_str();
+    d.add_option("--dv", drift.V, "V, columns of v")->capture_default_str();
+    d.add_option("--seed", drift.seed, "of the inputs")->capture_default_str();
+    add_subject(d, drift.subject, drift.settings);
+    d.add_option("--json", drift.json, "write JSON Lines to a file, - for stdout");
+    d.add_option("--svg", drift.svg, "draw the growth of the state's error to a file");
+    d.add_flag("--quiet", drift.quiet, "no progress");
+
     cli::BenchOptions bench;
     CLI::App& b = *app.add_subcommand("bench", "time the CPU kernels, beside the machine's ceilings and a peer");
     b.add_option("case", bench.target, "a case id");
@@ -137,7 +153,7 @@ int main(int argc, char** argv) {
     b.add_option("--json", bench.json, "write JSON Lines to a file, - for stdout");
 
     if (argc > 1 && argv[1][0] != '-' && !has_verb(app, argv[1])) {
-        std::fprintf(stderr, "tidegate: verb: given '%s', expected check, run, plan or bench\n", argv[1]);
+        std::fprintf(stderr, "tidegate: verb: given '%s', expected check, run, plan, bench or drift\n", argv[1]);
         return cli::kUsage;
     }
     try {
@@ -153,6 +169,7 @@ int main(int argc, char** argv) {
         tidegate::cpu::read_environment();
         code = c.parsed()   ? cli::check(check)
                : r.parsed() ? cli::run(run)
+               : d.parsed() ? cli::drift(drift)
                : b.parsed() ? cli::bench(bench)
                             : cli::plan(plan);
     } catch (const tidegate::subjects::Unavailable& e) {

@@ -39,6 +39,7 @@ public:
     void property(const Labels& labels, const judge::PropertyResult& property);
     void plan(const std::string& rule, const Plan& plan);
     void bench(const std::string& fields) { line(fields); }
+    void drift(const std::string& fields) { line(fields); }
     void summary(const Counts& counts, double seconds);
 
 private:

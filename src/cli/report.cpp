@@ -11,11 +11,12 @@ namespace tidegate::cli {
 namespace {
 
 /// A state's channel is k V + v, whatever the caller's layout.
-std::string place(const judge::Worst& w, std::int64_t columns) {
-    std::string text = fmt::format("seq {}", w.sequence);
+std::string place(const std::string& tensor, const judge::Worst& w, std::int64_t columns) {
+    std::string text = fmt::format("{} {}", tensor == "state" ? "slot" : "seq", w.sequence);
     if (w.token >= 0) text += fmt::format(" token {}", w.token);
-    if (w.token >= 0) return text + fmt::format(" head {} channel {}", w.head, w.channel);
-    return text + fmt::format(" head {} k {} v {}", w.head, w.channel / columns, w.channel % columns);
+    text += fmt::format(" head {}", w.head);
+    if (tensor == "o") return text + fmt::format(" channel {}", w.channel);
+    return text + fmt::format(" k {} v {}", w.channel / columns, w.channel % columns);
 }
 
 }  // namespace
@@ -83,7 +84,7 @@ void Report::tensors(const Labels& labels, const judge::CaseResult& result) {
         if (!t.measured) continue;
         const judge::Measures& m = t.measures;
         fmt::print(to_, "  {}: worst at {}; smallest tolerance that would pass: {:.3g} x the gate's", t.name,
-                   place(m.worst, labels.V), m.needed);
+                   place(t.name, m.worst, labels.V), m.needed);
         if (!t.reason.empty()) fmt::print(to_, "; {}", t.reason);
         if (m.first_over >= 0) fmt::print(to_, "; first token over its limit {}", m.first_over);
         if (!m.heads_over.empty()) fmt::print(to_, "; heads over {}", fmt::join(m.heads_over, ","));

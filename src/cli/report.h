@@ -26,6 +26,7 @@ public:
     ~Report();
 
     void progress(int done, int of, const std::string& now);
+    void progress_done() { clear_progress(); }
     /// One line for a case; in detail if it is the only one or did not pass.
     void result(const Labels& labels, const judge::CaseResult& result, bool detail);
     /// A line if it did not hold.

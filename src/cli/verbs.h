@@ -44,4 +44,13 @@ struct BenchOptions {
 };
 int bench(const BenchOptions& options);
 
+struct DriftOptions {
+    std::string rule = "gdn", dtype = "bf16", subject = "cpu", json, svg;
+    std::int64_t steps = 1000, heads = 2, K = 64, V = 64;
+    std::uint64_t seed = 1;
+    bool quiet = false;
+    subjects::Settings settings;
+};
+int drift(const DriftOptions& options);
+
 }  // namespace tidegate::cli

@@ -1,0 +1,177 @@
+// The decode passes and `drift` from outside: exit codes, messages, records, files. TIDEGATE_TOOL is the executable.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "cases/case.h"
+#include "io/safetensors.h"
+#include "problem/number.h"
+
+namespace tidegate {
+namespace {
+
+struct Ran {
+    int code;
+    std::string out;  ///< stdout and stderr together
+    bool has(const std::string& words) const { return out.find(words) != std::string::npos; }
+};
+
+Ran tool(const std::string& arguments) {
+    std::FILE* pipe = popen(("'" TIDEGATE_TOOL "' " + arguments + " 2>&1").c_str(), "r");
+    Ran run{-1, ""};
+    std::array<char, 4096> buffer;
+    while (const std::size_t n = std::fread(buffer.data(), 1, buffer.size(), pipe)) run.out.append(buffer.data(), n);
+    const int status = pclose(pipe);
+    run.code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+    return run;
+}
+
+class DecodeCli : public testing::Test {
+protected:
+    void SetUp() override {
+        folder_ =
+            std::filesystem::temp_directory_path() / ("tidegate decode test " + std::to_string(getpid()) +
+                                                      testing::UnitTest::GetInstance()->current_test_info()->name());
+        std::filesystem::create_directories(folder_);
+    }
+    void TearDown() override { std::filesystem::remove_all(folder_); }
+    std::string file(const std::string& name) const { return folder_ / name; }
+    std::string quoted(const std::string& name) const { return "'" + file(name) + "'"; }
+    std::string write(const io::Bundle& request) const {
+        io::write_safetensors(file("request.safetensors"), request);
+        return quoted("request.safetensors");
+    }
+    std::filesystem::path folder_;
+};
+
+const std::string kDecode = "gdn/decode/bf16/3,2,2,4,16,24/columns=3/accepted=1,0,3/each=1/1";
+const std::string kPacked = "kda/packed/fp16/4,1,2,4,16,24/slots=1,2,0,-1/null=0/1";
+
+TEST_F(DecodeCli, AFileAndItsAnswer) {
+    for (const std::string& id : {kDecode, kPacked}) {
+        const std::string request = write(cases::generate(cases::parse(id)));
+        EXPECT_EQ(tool("check " + request).code, 0) << id;
+        EXPECT_EQ(tool("run " + request + " " + quoted("answer.safetensors")).code, 0) << id;
+        const io::Bundle answer = io::read_safetensors(file("answer.safetensors"));
+        ASSERT_NE(answer.find("state"), nullptr);
+        EXPECT_EQ(answer.find("state_tokens") != nullptr, id == kDecode);
+        EXPECT_EQ(tool("check " + request + " --subject 'file:" + file("answer.safetensors") + "'").code, 0) << id;
+        EXPECT_EQ(
+            tool("check " + request + " --subject 'file:" + file("answer.safetensors") + "+fault:neighbour-slot'").code,
+            1)
+            << id;
+        const std::string black_box = "exec:\"$TOOL\" run --subject cpu";
+        setenv("TOOL", TIDEGATE_TOOL, 1);
+        EXPECT_EQ(tool("check '" + id + "' --subject '" + black_box + "'").code, 0) << id;
+        EXPECT_EQ(tool("check '" + id + "' --subject '" + black_box + "+fault:beta-bf16'").code, 1) << id;
+    }
+}
+
+TEST_F(DecodeCli, AnUntouchedSlotKeepsEveryBit) {
+    const std::string id = "gdn/decode/fp32/2,1,1,2,16,16/pool=5/1";
+    const std::string request = write(cases::generate(cases::parse(id)));
+    ASSERT_EQ(tool("run " + request + " " + quoted("answer.safetensors")).code, 0);
+    io::Bundle answer = io::read_safetensors(file("answer.safetensors"));
+    io::Array& state = *answer.find("state");
+    const double x = load_element(state.bytes.data(), state.dtype, 7);
+    store_element(state.bytes.data(), state.dtype, 7, std::nextafter(static_cast<float>(x), 10.0F));
+    io::write_safetensors(file("answer.safetensors"), answer);
+    const Ran ran = tool("check " + request + " --subject 'file:" + file("answer.safetensors") + "'");
+    EXPECT_EQ(ran.code, 1);
+    EXPECT_TRUE(ran.has("slot 0, which no request names")) << ran.out;
+}
+
+TEST_F(DecodeCli, BadFilesAreBadInput) {
+    const struct {
+        const char* words;
+        void (*change)(io::Bundle&);
+    } rows[] = {
+        {"state_indices[1]: given 99, expected a slot below the pool's 5",
+         [](io::Bundle& b) { store_element(b.find("state_indices")->bytes.data(), Dtype::int32, 1, 99); }},
+        {"state_indices[1]: given 4, expected a slot that no other request names",
+         [](io::Bundle& b) { store_element(b.find("state_indices")->bytes.data(), Dtype::int32, 1, 4); }},
+        {"state: given nothing",
+         [](io::Bundle& b) { std::erase_if(b.tensors, [](auto& t) { return t.name == "state"; }); }},
+        {"metadata null_slot: given '1.5', expected a slot's number",
+         [](io::Bundle& b) { b.metadata["null_slot"] = "1.5"; }},
+        {"metadata pass: given 'sideways', expected forward or decode or packed",
+         [](io::Bundle& b) { b.metadata["pass"] = "sideways"; }},
+        {"metadata per_token_state: given '2'", [](io::Bundle& b) { b.metadata["per_token_state"] = "2"; }},
+        {"tensor 'initial_state': expected one of the names that docs/protocol.md gives for pass decode",
+         [](io::Bundle& b) {
+             b.add(io::Array("initial_state", Dtype::fp32, {3, 2, 16, 16}));
+         }},
+        {"mixed_qkv: given nothing", [](io::Bundle& b) { b.metadata["pass"] = "packed"; }},
+    };
+    for (const auto& [words, change] : rows) {
+        io::Bundle request = cases::generate(cases::parse("gdn/decode/fp32/3,1,1,2,16,16/1"));
+        change(request);
+        if (request.metadata["pass"] == "packed")
+            std::erase_if(request.tensors, [](auto& t) { return t.name != "state" && t.name != "state_indices"; });
+        const Ran ran = tool("check " + write(request));
+        EXPECT_EQ(ran.code, 2) << words;
+        EXPECT_TRUE(ran.has(words)) << ran.out;
+    }
+    for (const char* bad : {"gdn/packed/fp32/1,2,1,1,8,8/1", "gdn/decode/fp32/2,1,1,1,8,8/slots=1/1",
+                            "gdn/decode/fp32/1,1,1,1,8,8/accepted=1/1", "gdn/decode/fp32/1,3,1,1,8,8/columns=2/1",
+                            "gdn/decode/fp32/1,1,1,1,8,8/pool=2/slots=2/1", "gdn/forward/fp32/1,1,1,1,8,8/null=0/1",
+                            "gdn/decode/fp32/1,1,1,1,8,8/lengths=1/1"})
+        EXPECT_EQ(tool("check '" + std::string(bad) + "'").code, 2) << bad;
+}
+
+TEST_F(DecodeCli, SuitesOfAPass) {
+    EXPECT_EQ(tool("check --suite quick --pass decode --quiet").code, 0);
+    EXPECT_EQ(tool("check --suite quick --pass packed --quiet").code, 0);
+    const Ran none = tool("check --suite varlen --pass decode");
+    EXPECT_EQ(none.code, 3) << none.out;
+    EXPECT_EQ(tool("check --suite quick --pass sideways").code, 2);
+    EXPECT_EQ(tool("check --suite quick --pass decode --twin chunked:bf16:64 --rule gdn --dtype bf16").code, 2);
+    EXPECT_EQ(tool("bench --suite peers-cpu --pass decode --rule gdn --threads 1 --seconds 0.05").code, 0);
+}
+
+TEST_F(DecodeCli, DriftOfARightAndAWrongDecoder) {
+    const Ran right = tool("drift --steps 120 --json " + quoted("d.jsonl") + " --svg " + quoted("d.svg"));
+    EXPECT_EQ(right.code, 0) << right.out;
+    EXPECT_TRUE(right.has("within the derived gate at every step")) << right.out;
+    std::ifstream file_in(file("d.jsonl"));
+    std::map<std::string, double> last;
+    int lines = 0;
+    for (std::string line; std::getline(file_in, line); ++lines) {
+        const auto record = nlohmann::json::parse(line);
+        EXPECT_EQ(record["record"], "drift");
+        EXPECT_TRUE(record["o_rel_l2"].is_number());
+        const std::string gate = record["gate"];
+        last[gate] = record["state_rel_l2"];
+        if (gate == "exact") {
+            EXPECT_LE(last[gate], 1e-6) << line;
+        }
+    }
+    EXPECT_EQ(lines, 360);
+    EXPECT_GE(last["rounded"], 100 * last["exact"]);
+    EXPECT_LE(last["packed"], 1e-7);
+    std::ifstream svg_in(file("d.svg"));
+    std::stringstream svg;
+    svg << svg_in.rdbuf();
+    EXPECT_EQ(svg.str().rfind("<svg ", 0), 0u);
+    EXPECT_NE(svg.str().find("<polyline"), std::string::npos);
+
+    for (const char* fault : {"beta-bf16", "bf16-state", "error-before-decay"}) {
+        const Ran wrong = tool("drift --steps 3 --subject cpu+fault:" + std::string(fault));
+        EXPECT_EQ(wrong.code, 1) << fault;
+        EXPECT_TRUE(wrong.has("over the derived gate, first at step")) << wrong.out;
+    }
+    EXPECT_EQ(tool("drift --steps 0").code, 2);
+    EXPECT_EQ(tool("drift --rule nonesuch").code, 2);
+    EXPECT_EQ(tool("drift --steps 2 --subject 'exec:exit 77'").code, 3);
+    EXPECT_EQ(tool("drift --steps 2 --subject 'exec:kill -9 $$'").code, 4);
+}
+
+}  // namespace
+}  // namespace tidegate
