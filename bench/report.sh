@@ -32,6 +32,8 @@ table "Head dims off the powers of two: K = V = 80" "$tool" bench gdn/forward/fp
 table "96" "$tool" bench gdn/forward/fp32/1,256,32,32,96,96/h0=1/1 --threads 1
 table "100" "$tool" bench gdn/forward/fp32/1,256,32,32,100,100/h0=1/1 --threads 1
 table "bf16 inputs and output" "$tool" bench gdn/forward/bf16/1,256,32,32,128,128/h0=1/1 --threads 1
+table "Decode, in place on a pool" "$tool" bench --suite peers-cpu --pass decode
+table "Packed decode" "$tool" bench --suite peers-cpu --pass packed
 table "One head on one and two threads" "$tool" bench gdn/forward/fp32/1,1024,1,1,128,128/h0=1/1 --threads 1,2
 mv -- "$scratch" "$page"
 chmod 644 "$page"
