@@ -9,12 +9,20 @@
     tidegate check --suite quick --subject "exec:python my_kernel.py" [--persistent]
 
 q, k [B,T,H,K]; v, o [B,T,HV,V]; g [B,T,HV] (kda: [B,T,HV,K]), natural log of the decay; beta [B,T,HV]; states
-[N,HV,K,V]; cu_seqlens [N+1], or None where B > 1 (then N = B). g and beta are given for raw logits too, g is clamped to gate_min; initial_state
-is None where there is none. bf16 comes as float32; results of any float type are rounded to the type asked for.
-options:
+[N,HV,K,V]; cu_seqlens [N+1], or None where B > 1 (then N = B). g and beta are given for raw logits too, g is clamped to
+gate_min; initial_state is None where there is none. bf16 comes as float32; results of any float type are rounded to the
+type asked for. options:
     out         name -> array to write in place; elements left unwritten are counted and fail
     rule, head_map ("grouped" or "tiled"), qk_l2norm (still to be done by the kernel: only with serve(l2norm=False)),
-    out_dtype, state_dtype, metadata (str -> str), tensors (name -> array as in the file)
+    out_dtype, state_dtype, metadata (str -> str), tensors (name -> array as in the file), dtypes (name -> type there)
+
+Other passes have kernels of their own, serve(kernel, decode=..., packed=...):
+    decode(q, k, v, g, beta, scale, state, state_indices, num_accepted=None, null_slot=None, **options)
+    packed(mixed_qkv, a, b, A_log, dt_bias, scale, state, state_indices, null_slot=None, **options)
+state [P,HV,K,V] is a copy of the pool, updated in place; state_indices [B] or [B,W] is always there, dt_bias and
+num_accepted [B] may be None. Both return o [B,T,HV,V], or o, state, or (decode) o, state, state_tokens [B,T,HV,K,V],
+which is asked for where options["out"] holds it. packed: mixed_qkv [B, 2 H K + HV V]; raw logits a [B,HV] (kda:
+[B,HV,K]) and b [B,HV]; more options: gate_form, lower_bound, gate_min (or None), allow_neg_eigval.
 """
 import json
 import os
@@ -24,10 +32,12 @@ import traceback
 import numpy as np
 
 RULES = ("gdn", "kda")
-# pass -> output -> (shape, metadata key of the dtype, dtype if that is absent). Other passes are added here.
-OUTPUTS = {"forward": {"o": (("B", "T", "HV", "V"), "out_dtype", None),
-                       "final_state": (("N", "HV", "K", "V"), "state_dtype", "fp32")}}
-STATES = ("initial_state", "final_state")
+STATE = ("N", "HV", "K", "V")
+# pass -> output -> (shape, metadata key of the dtype, where that is absent: an input whose dtype it is, or a dtype)
+OUTPUTS = {"forward": {"o": (("B", "T", "HV", "V"), "out_dtype", "v"), "final_state": (STATE, "state_dtype", "fp32")},
+           "decode": {"o": (("B", "T", "HV", "V"), "out_dtype", "v"), "state": (STATE, None, "state"),
+                      "state_tokens": (("B", "T") + STATE[1:], None, "state")},
+           "packed": {"o": (("B", "T", "HV", "V"), "out_dtype", "mixed_qkv"), "state": (STATE, None, "state")}}
 POISON = {np.dtype("f4"): (np.uint32, 0x7FA5A5A5), np.dtype("f8"): (np.uint64, 0x7FF5A5A5A5A5A5A5)}
 FILE_TYPES = {"F32": ("fp32", "<f4"), "F64": ("fp64", "<f8"), "F16": ("fp16", "<f2"), "BF16": ("bf16", "<u2"),
               "I32": ("int32", "<i4"), "I64": ("int64", "<i8")}
@@ -42,7 +52,11 @@ class Skip(Exception):
 def read(path):
     """metadata, {name: array}, {name: dtype name}; bf16 as float32."""
     with open(path, "rb") as file:
-        content = file.read()
+        return parse(file.read())
+
+
+def parse(content):
+    """read() of a file's bytes."""
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:start].decode("utf-8"))
     metadata, arrays, dtypes = header.pop("__metadata__", {}), {}, {}
@@ -56,17 +70,22 @@ def read(path):
 
 def write(path, metadata, arrays):
     """arrays: name -> (dtype name, array already stored in that type). Renamed into place: never half-written."""
-    header, data = {"__metadata__": metadata}, b""
+    with open(path + ".part", "wb") as file:
+        file.write(serialize(metadata, arrays))
+    os.replace(path + ".part", path)
+
+
+def serialize(metadata, arrays):
+    """The bytes that write() writes."""
+    header, data, size = {"__metadata__": metadata}, [], 0
     for name, (dtype, array) in arrays.items():
-        stored = np.ascontiguousarray(array, FILE_TYPES[FILE_NAMES[dtype]][1]).tobytes()
+        data.append(np.ascontiguousarray(array, FILE_TYPES[FILE_NAMES[dtype]][1]).tobytes())
         header[name] = {"dtype": FILE_NAMES[dtype], "shape": list(np.shape(array)),
-                        "data_offsets": [len(data), len(data) + len(stored)]}
-        data += stored
+                        "data_offsets": [size, size + len(data[-1])]}
+        size += len(data[-1])
     text = json.dumps(header).encode("utf-8")
     text += b" " * (-len(text) % 8)
-    with open(path + ".part", "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text + data)
-    os.replace(path + ".part", path)
+    return b"".join([len(text).to_bytes(8, "little"), text] + data)
 
 
 def from_bf16(bits):
@@ -102,7 +121,8 @@ def sigmoid(x):
 
 def at_least(meta, g):
     """g clamped to gate_min; NaN stays NaN."""
-    return np.where(g < float(meta["gate_min"]), float(meta["gate_min"]), g).astype(g.dtype) if "gate_min" in meta else g
+    least = float(meta.get("gate_min", -np.inf))
+    return np.where(g < least, least, g).astype(g.dtype)
 
 
 def gates_from_logits(meta, tensors, state_heads, k_dim):
@@ -145,66 +165,128 @@ def count_poison(array):
     return int(np.count_nonzero(np.ascontiguousarray(array).view(bits) == pattern))
 
 
-def answer(kernel, request_path, answer_path, l2norm=True, twin=None):
-    """One request file in, one answer file out."""
-    meta, tensors, dtypes = read(request_path)
-    rule, which = meta.get("rule", ""), meta.get("pass", "forward")
-    if rule not in RULES or which not in OUTPUTS:
-        raise Skip("%s/%s is not served by tidegate_subject.py" % (rule or "(no rule)", which))
+def sizes(which, tensors):
+    """Extents by name; N also stands for the pool's P."""
+    if which == "packed":
+        B, width = tensors["mixed_qkv"].shape
+        N, HV, K, V = tensors["state"].shape
+        return {"B": B, "T": 1, "HV": HV, "K": K, "V": V, "N": N, "H": (width - HV * V) // (2 * K)}
+    B, T, HV, V = tensors["v"].shape
+    cu_seqlens, pool = tensors.get("cu_seqlens"), tensors.get("state")
+    N = len(pool) if pool is not None else B if cu_seqlens is None else len(cu_seqlens) - 1
+    return {"B": B, "T": T, "HV": HV, "K": tensors["k"].shape[-1], "V": V, "N": N}
+
+
+def forward_inputs(meta, tensors, size, l2norm, out):
+    """What a kernel is called with, and what it is still to normalise."""
     q, k, v = (tensors[name] for name in "qkv")
-    vk = meta.get("state_layout", "kv") == "vk"
-    size = {"B": v.shape[0], "T": v.shape[1], "HV": v.shape[2], "K": k.shape[-1], "V": v.shape[-1]}
-    cu_seqlens = tensors.get("cu_seqlens")
-    if cu_seqlens is None and size["B"] == 1:
-        cu_seqlens = np.array([0, size["T"]], np.int64)
-    size["N"] = size["B"] if cu_seqlens is None else len(cu_seqlens) - 1
     if meta.get("gates", "given") == "logits":
         g, beta = gates_from_logits(meta, tensors, size["HV"], size["K"])
     else:
         beta = tensors["beta"]
-        g = tensors["g"] if "g" in tensors else np.zeros(beta.shape + (size["K"],) * (rule == "kda"), np.float32)
-        g = at_least(meta, g)
-    normalise = meta.get("qk_l2norm") == "1"
-    if normalise and l2norm:
-        q, k, normalise = l2_normalised(q), l2_normalised(k), False
-    state = tensors.get("initial_state")
-    if state is not None and vk:
-        state = np.ascontiguousarray(state.swapaxes(-1, -2))
+        wide = (size["K"],) * (meta["rule"] == "kda")
+        g = at_least(meta, tensors["g"] if "g" in tensors else np.zeros(beta.shape + wide, np.float32))
+    if l2norm:
+        q, k = l2_normalised(q), l2_normalised(k)
+    cu_seqlens = tensors.get("cu_seqlens")
+    if cu_seqlens is None and size["B"] == 1:
+        cu_seqlens = np.array([0, size["T"]], np.int64)
+    return (q, k, v, g, beta, scale_of(meta, size), tensors.get("initial_state"), cu_seqlens), {}
 
-    kinds = {name: meta.get(key) or otherwise or dtypes["v"] for name, (_, key, otherwise) in OUTPUTS[which].items()}
+
+def decode_inputs(meta, tensors, size, l2norm, out):
+    inputs, _ = forward_inputs(meta, tensors, size, l2norm, out)
+    return inputs[:-2] + (out["state"], slots(tensors, size)), dict(num_accepted=tensors.get("num_accepted"),
+                                                                    null_slot=null_slot(meta))
+
+
+def packed_inputs(meta, tensors, size, l2norm, out):
+    mixed, heads = tensors["mixed_qkv"], 2 * size["H"]
+    if l2norm:
+        both = l2_normalised(mixed[:, :heads * size["K"]].reshape(-1, heads, size["K"]))
+        mixed = np.concatenate([both.reshape(len(mixed), -1), mixed[:, heads * size["K"]:]], axis=1)
+    return ((mixed, tensors["a"], tensors["b"], tensors["A_log"], tensors.get("dt_bias"), scale_of(meta, size),
+             out["state"], slots(tensors, size)),
+            dict(null_slot=null_slot(meta), gate_form=meta.get("gate_form", "softplus"),
+                 lower_bound=float(meta.get("lower_bound", -5)), allow_neg_eigval=meta.get("allow_neg_eigval") == "1",
+                 gate_min=float(meta["gate_min"]) if "gate_min" in meta else None))
+
+
+INPUTS = {"forward": forward_inputs, "decode": decode_inputs, "packed": packed_inputs}
+
+
+def scale_of(meta, size):
+    return float(meta["scale"]) if meta.get("scale") else size["K"] ** -0.5
+
+
+def slots(tensors, size):
+    return tensors["state_indices"] if "state_indices" in tensors else np.arange(size["B"], dtype=np.int64)
+
+
+def null_slot(meta):
+    return int(float(meta["null_slot"])) if meta.get("null_slot") else None
+
+
+def respond(kernels, meta, tensors, dtypes, l2norm=True, twin=None):
+    """One request in memory: what parse() returns, to what serialize() takes. kernels: pass -> kernel."""
+    rule, which = meta.get("rule", ""), meta.get("pass", "forward")
+    if rule not in RULES or which not in OUTPUTS or kernels.get(which) is None:
+        raise Skip("%s/%s is not served by tidegate_subject.py" % (rule or "(no rule)", which))
+    vk = meta.get("state_layout", "kv") == "vk"
+    turned = {name: np.ascontiguousarray(tensors[name].swapaxes(-1, -2))
+              for name in ("initial_state", "state") if vk and name in tensors}
+    straight = dict(tensors, **turned)
+    size = sizes(which, straight)
+    asked = {name: spec for name, spec in OUTPUTS[which].items()
+             if name != "state_tokens" or meta.get("per_token_state") == "1"}
+    kinds = {name: key and meta.get(key) or dtypes.get(otherwise, otherwise)
+             for name, (_, key, otherwise) in asked.items()}
     out = {name: poisoned([size[extent] for extent in shape], np.float64 if kinds[name] == "fp64" else np.float32)
-           for name, (shape, _, _) in OUTPUTS[which].items()}
-    scale = float(meta["scale"]) if meta.get("scale") else size["K"] ** -0.5
-    returned = kernel(q, k, v, g, beta, scale, state, cu_seqlens, out=out, rule=rule, metadata=meta, tensors=tensors,
-                      head_map=meta.get("head_map", "grouped"), qk_l2norm=normalise, out_dtype=kinds["o"],
-                      state_dtype=kinds.get("final_state"))
+           for name, (shape, _, _) in asked.items()}
+    if "state" in out:
+        out["state"] = straight["state"].astype(out["state"].dtype)
+    normalise = meta.get("qk_l2norm") == "1"
+    inputs, options = INPUTS[which](meta, straight, size, normalise and l2norm, out)
+    returned = kernels[which](*inputs, out=out, rule=rule, metadata=meta, tensors=tensors, dtypes=dtypes, **options,
+                              head_map=meta.get("head_map", "grouped"), qk_l2norm=normalise and not l2norm,
+                              out_dtype=kinds["o"], state_dtype=kinds.get("final_state", kinds.get("state")))
     if returned is not None:
-        for name, value in zip(OUTPUTS[which], returned if isinstance(returned, (tuple, list)) else (returned,)):
+        for name, value in zip(list(out), returned if isinstance(returned, (tuple, list)) else (returned,)):
             out[name] = out[name] if value is None else np.asarray(value)
 
     unwritten = ",".join("%s:%d" % (name, count_poison(array)) for name, array in out.items())
     if vk:  # a misshapen result is written as it is: the judge names it
-        out = {name: array.swapaxes(-1, -2) if name in STATES and array.ndim > 1 else array
-               for name, array in out.items()}
+        out = {name: array.swapaxes(-1, -2) if name != "o" and array.ndim > 1 else array for name, array in out.items()}
     told = {"protocol": "1", "rule": rule, "pass": which, "unwritten": unwritten}
-    told.update({key: meta[key] for key in ("case", "state_layout") if key in meta}, **({"twin": twin} if twin else {}))
-    write(answer_path, told, {name: (kinds[name], stored_as(kinds[name], array)) for name, array in out.items()})
+    told.update({key: meta[key] for key in ("case", "state_layout") if key in meta})
+    if twin:
+        told["twin"] = twin.replace("{dtype}", dtypes[OUTPUTS[which]["o"][2]])
+    return told, {name: (kinds[name], stored_as(kinds[name], array)) for name, array in out.items()}
+
+
+def answer(kernel, request_path, answer_path, l2norm=True, twin=None, **others):
+    """One request file in, one answer file out. others: pass -> kernel."""
+    told = respond(dict(others, forward=kernel), *read(request_path), l2norm=l2norm, twin=twin)
+    write(answer_path, *told)
 
 
 # ---- serving --------------------------------------------------------------------------------------------------------
-def serve(kernel, l2norm=True, twin=None):
+def serve(kernel=None, l2norm=True, twin=None, decode=None, packed=None):
     """Answers the request named by the last two arguments, or all those on stdin if TIDEGATE_PERSISTENT=1.
 
     l2norm=False: the kernel normalises q and k itself where options["qk_l2norm"] says so. twin: the arithmetic it is
-    judged by, "recurrent" (default) or "chunked:<operand dtype>:<chunk>".
+    judged by, "recurrent" (default) or "chunked:<operand dtype>:<chunk>", where {dtype} stands for that of v.
     """
+    options = dict(l2norm=l2norm, twin=twin, decode=decode, packed=packed)
     if os.environ.get("TIDEGATE_PERSISTENT") != "1":
         if len(sys.argv) < 3:
             sys.exit("usage: %s REQUEST ANSWER (or TIDEGATE_PERSISTENT=1)" % sys.argv[0])
         try:
-            return answer(kernel, sys.argv[-2], sys.argv[-1], l2norm, twin)
-        except Skip as skip:
-            print(one_line(skip) or "no reason given", file=sys.stderr)
+            return answer(kernel, sys.argv[-2], sys.argv[-1], **options)
+        except Exception as error:
+            if not is_skip(error):
+                raise
+            print(one_line(error) or "no reason given", file=sys.stderr)
             sys.exit(77)
     # Replies keep a stream of their own: what the kernel or a library prints, from C too, goes to stderr.
     replies = os.fdopen(os.dup(1), "w")
@@ -212,14 +294,24 @@ def serve(kernel, l2norm=True, twin=None):
     os.dup2(2, 1)
     for line in sys.stdin:
         try:
-            answer(kernel, *line.rstrip("\n").split("\t"), l2norm=l2norm, twin=twin)
+            answer(kernel, *line.rstrip("\n").split("\t"), **options)
             reply = "ok"
-        except Skip as skip:
-            reply = "skip " + one_line(skip)
         except Exception as error:  # the process serves on: the kernel failed, not the adapter
-            traceback.print_exc()
-            reply = "error %s: %s" % (type(error).__name__, one_line(error))
+            if is_skip(error):
+                reply = "skip " + one_line(error)
+            else:
+                traceback.print_exc()
+                reply = "error " + failure(error)
         print("@tidegate " + reply, file=replies, flush=True)
+
+
+def is_skip(error):
+    """By name: a kernel may raise the Skip of another copy of this file."""
+    return any(kind.__name__ == "Skip" for kind in type(error).__mro__)
+
+
+def failure(error):
+    return "%s: %s" % (type(error).__name__, one_line(error))
 
 
 def one_line(error):

@@ -9,7 +9,8 @@ namespace tidegate {
 
 /// Choices that change no bit of the result.
 struct Options {
-    int threads = 0;  ///< 0: every core of the machine
+    int threads = 0;         ///< CPU; 0: every core of the machine
+    void* stream = nullptr;  ///< CUDA: the cudaStream_t that a call is put on; calls return before they are done
 };
 
 /// `arithmetic` holds all that can change a bit; it follows from rule, K, V, dtypes, gate kind and the machine's

@@ -164,6 +164,27 @@ void run(const Problem& problem, const Options& options) {
     packed_decode(std::get<PackedDecode>(problem), options);
 }
 
+std::vector<Tensor*> tensors_of(Problem& problem) {
+    std::vector<Tensor*> all;
+    std::visit(
+        [&](auto& p) {
+            all = {&p.q, &p.k, &p.v, &p.g, &p.beta, &p.a, &p.b, &p.A_log, &p.dt_bias, &p.o};
+            const auto add = [&all](std::initializer_list<Tensor*> more) { all.insert(all.end(), more); };
+            using P = std::decay_t<decltype(p)>;
+            if constexpr (std::is_same_v<P, Forward>) {
+                add({&p.initial_state, &p.cu_seqlens, &p.final_state});
+            } else {
+                add({&p.state, &p.state_indices});
+                if constexpr (std::is_same_v<P, Decode>)
+                    add({&p.num_accepted, &p.state_tokens});
+                else
+                    add({&p.mixed_qkv});
+            }
+        },
+        problem);
+    return all;
+}
+
 std::vector<OutputSpec> outputs_of(const io::Bundle& request) {
     const Problem problem = bind(request);
     const Sizes s = sizes_of(problem);

@@ -25,7 +25,8 @@ Inputs& inputs_of(Problem& problem);
 const Inputs& inputs_of(const Problem& problem);
 NormalForm form_of(const Problem& problem);
 void check(const Problem& problem, bool allow_fp64 = false);
-/// On the CPU backend.
+/// Every tensor of a problem, absent ones too.
+std::vector<Tensor*> tensors_of(Problem& problem);
 void run(const Problem& problem, const Options& options);
 Plan plan_of(const Problem& problem, const Options& options);
 

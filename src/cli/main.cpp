@@ -35,7 +35,7 @@ std::string names(const Rows& rows) {
 }
 
 const char* const kSubjectHelp =
-    "cpu | reference | exec:COMMAND | file:ANSWER.safetensors, with an optional +fault:NAME";
+    "cpu | cuda | reference | exec:COMMAND | file:ANSWER.safetensors, with an optional +fault:NAME";
 
 void add_subject(CLI::App& app, std::string& subject, tidegate::subjects::Settings& s) {
     app.add_option("--subject", subject, kSubjectHelp)->capture_default_str();

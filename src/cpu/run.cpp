@@ -1,23 +1,17 @@
-// A plan carried out on the CPU, and the public verbs of the library.
+// A plan carried out on the CPU.
 #include <hwy/aligned_allocator.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <new>
-#include <string_view>
 #include <thread>
 #include <utility>
 
 #include "cpu/kernels.h"
 #include "cpu/pool.h"
 #include "problem/number.h"
-#include "tidegate/decode.h"
 #include "tidegate/error.h"
-#include "tidegate/forward.h"
 
 namespace tidegate {
 namespace cpu {
@@ -100,35 +94,5 @@ void run(const NormalForm& nf, const Plan& plan) {
 }
 
 }  // namespace cpu
-
-namespace {
-
-void carry_out(const NormalForm& nf, const Options& options) {
-    const Plan decided = plan_cpu(nf, cpu::this_machine(), options);
-    const char* log = std::getenv("TIDEGATE_LOG");  // "plan": every plan that runs, to stderr
-    if (log != nullptr && std::string_view(log) == "plan") std::fprintf(stderr, "%s\n", decided.text().c_str());
-    cpu::run(nf, decided);
-}
-
-template <class Problem>
-NormalForm checked(const Problem& problem) {
-    cpu::read_environment();
-    check(problem);
-    return lower(problem);
-}
-
-}  // namespace
-
-Plan plan(const Forward& problem, const Options& options) {
-    return plan_cpu(checked(problem), cpu::this_machine(), options);
-}
-Plan plan(const Decode& problem, const Options& options) {
-    return plan_cpu(checked(problem), cpu::this_machine(), options);
-}
-Plan plan(const PackedDecode& problem, const Options& options) { return plan(unpack(problem), options); }
-
-void forward(const Forward& problem, const Options& options) { carry_out(checked(problem), options); }
-void decode(const Decode& problem, const Options& options) { carry_out(checked(problem), options); }
-void packed_decode(const PackedDecode& problem, const Options& options) { decode(unpack(problem), options); }
 
 }  // namespace tidegate

@@ -37,7 +37,6 @@ void cu_seqlens(const NormalForm& nf, const Tensor& cu) {
     if (cu.rank != 1 || cu.shape[0] < 2) fail("cu_seqlens", "shape " + shape_text(cu), "[N + 1] with N >= 1");
     if (cu.dtype != Dtype::int32 && cu.dtype != Dtype::int64) fail("cu_seqlens", name_of(cu.dtype), "int32 or int64");
     if (cu.data == nullptr) fail("cu_seqlens", "a null pointer", "memory for " + shape_text(cu));
-    if (cu.device != Device::cpu) fail("cu_seqlens", "a CUDA tensor", "CPU memory");
     if (nf.batch != 1) fail("cu_seqlens", "B = " + std::to_string(nf.batch), "B = 1 with packed sequences");
     if (nf.sequence(0).begin != 0) fail("cu_seqlens[0]", std::to_string(nf.sequence(0).begin), "0");
     for (std::int64_t n = 0; n < nf.sequences; ++n) {
@@ -52,8 +51,8 @@ void cu_seqlens(const NormalForm& nf, const Tensor& cu) {
              "the inputs' T = " + std::to_string(nf.tokens));
 }
 
-/// Slots that requests name: below the pool's size, and no slot for two requests.
-void slots(const Decode& p, const Extents& e) {
+/// Slots that requests name: below the pool's size, and no slot for two requests. On a device they cannot be read.
+void slots(const Decode& p, const Extents& e, bool readable) {
     const std::int64_t P = p.state.shape[0];
     if (!p.state_indices.present()) {
         if (p.num_accepted.present()) fail("num_accepted", "it without state_indices", "state_indices [B, W]");
@@ -74,6 +73,7 @@ void slots(const Decode& p, const Extents& e) {
         if (!columns) fail("num_accepted", "it with state_indices [B]", "state_indices [B, W]");
         checks::indices("num_accepted", p.num_accepted, "[B]", {e.B});
     }
+    if (!readable) return;
     std::set<std::int64_t> others, own;  // slots of the requests before, and of this one; only where values are checked
     for (std::int64_t n = 0; n < e.B; ++n) {
         for (std::int64_t w = 0; w < W; ++w) {
@@ -100,6 +100,7 @@ void check(const Forward& p, bool allow_fp64) {
                                                              {"o", &p.o, Use::output},
                                                              {"final_state", &p.final_state, Use::state_out}}});
     checks::sane(tensors);
+    if (checks::on_device(tensors)) fail("q", "a CUDA tensor", "a CPU tensor: there is no CUDA prefill yet");
     const Extents e = checks::inputs(p);
     NormalForm sizes;
     sizes.batch = e.B;
@@ -120,11 +121,12 @@ void check(const Decode& p, bool allow_fp64) {
                                                              {"o", &p.o, Use::output},
                                                              {"state_tokens", &p.state_tokens, Use::output}}});
     checks::sane(tensors);
+    const bool device = checks::on_device(tensors);
     const Extents e = checks::inputs(p);
     if (e.T < 1) fail("q", "shape " + shape_text(p.q), "T >= 1");
     require("state", p.state, "[P, HV, K, V]");
     checks::state("state", p.state, p, p.state.shape[0], e, 'P');
-    slots(p, e);
+    slots(p, e, !device);
     checks::output(p.o, e);
     if (p.state_tokens.present()) {
         if (p.state_v_first)

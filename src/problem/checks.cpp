@@ -166,6 +166,20 @@ void sane(std::span<const Named> tensors) {
     }
 }
 
+bool on_device(std::span<const Named> tensors) {
+    const Named* first = nullptr;
+    for (const Named& t : tensors) {
+        if (!t.tensor->present()) continue;
+        if (first == nullptr) first = &t;
+        if (t.tensor->device != first->tensor->device) {
+            const auto where = [](const Named& x) { return x.tensor->device == Device::cuda ? "a CUDA" : "a CPU"; };
+            fail(t.name, std::string(where(t)) + " tensor",
+                 std::string(where(*first)) + " tensor, as " + first->name + " is");
+        }
+    }
+    return first != nullptr && first->tensor->device == Device::cuda;
+}
+
 void require(const char* name, const Tensor& t, const char* layout) {
     if (!t.present()) fail(name, "nothing", std::string("a tensor ") + layout);
     if (t.rank < 0 || t.rank > kMaxRank)
@@ -180,7 +194,6 @@ void shape(const char* name, const Tensor& t, const char* layout, std::initializ
     for (const std::int64_t n : want) fits = fits && t.shape[d++] == n;
     if (!fits) fail(name, "shape " + shape_text(t), std::string(layout) + " = " + text(want));
     if (t.size() > 0 && t.data == nullptr) fail(name, "a null pointer", "memory for " + shape_text(t));
-    if (t.device != Device::cpu) fail(name, "a CUDA tensor", "CPU memory: this build has no CUDA backend");
     const auto last = static_cast<std::size_t>(t.rank - 1);
     if (channels && t.shape[last] > 1 && t.stride[last] != 1)
         fail(name, "stride " + std::to_string(t.stride[last]) + " in the last dimension", "1 (dense)");
@@ -227,6 +240,8 @@ void rest(const Inputs& p, std::span<const Named> tensors, bool allow_fp64) {
     for (const auto& [name, tensor, use] : tensors)
         if (use != Use::index) float_type(name, *tensor, allow_fp64);
     options(p);
+    if (p.check_values && on_device(tensors))
+        fail("check_values", "it with CUDA tensors", "CPU tensors: values on a device are not read");
     values(p);
     aliasing(tensors);
 }

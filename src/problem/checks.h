@@ -26,6 +26,8 @@ struct Extents {
 
 /// Ranks and extents that no later arithmetic can trip over.
 void sane(std::span<const Named> tensors);
+/// Whether all tensors are on a CUDA device; throws unless all are in one place.
+bool on_device(std::span<const Named> tensors);
 void require(const char* name, const Tensor& t, const char* layout);
 /// Rank, extents, memory, device and, where the last dimension is a channel, its density.
 void shape(const char* name, const Tensor& t, const char* layout, std::initializer_list<std::int64_t> want,

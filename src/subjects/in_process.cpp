@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cases/request.h"
+#include "cuda/cuda.h"
 #include "io/safetensors.h"
 #include "plan/cpu_plan.h"
 #include "reference/recurrence.h"
@@ -72,32 +73,74 @@ private:
     }
 };
 
-class Cpu : public Subject {
+/// Host memory copied to the device, and views moved with it.
+class OnDevice {
 public:
-    explicit Cpu(int threads) { options_.threads = threads; }
-    std::string name() const override { return "cpu"; }
+    ~OnDevice() {
+        for (const Block& block : blocks_) cuda::release(block.device);
+    }
+    void take(std::vector<std::byte>& host) {
+        blocks_.push_back({host.data(), host.size(), static_cast<std::byte*>(cuda::allocate(host.size()))});
+        cuda::to_device(blocks_.back().device, host.data(), host.size());
+    }
+    void move(Tensor& t) const {
+        if (!t.present()) return;
+        t.device = Device::cuda;
+        for (const Block& block : blocks_)
+            if (auto* at = static_cast<std::byte*>(t.data); at >= block.host && at < block.host + block.bytes) {
+                t.data = block.device + (at - block.host);
+                return;
+            }
+    }
+    void bring_back(const std::vector<std::byte>& host) const {
+        for (const Block& block : blocks_)
+            if (block.host == host.data()) cuda::to_host(block.host, block.device, block.bytes);
+    }
 
-    Outcome answer(const io::Bundle& request) override {
+private:
+    struct Block {
+        std::byte* host;
+        std::size_t bytes;
+        std::byte* device;
+    };
+    std::vector<Block> blocks_;
+};
+
+/// Our own kernels, on the CPU or on the device.
+class Own : public Subject {
+public:
+    Own(Device device, int threads) : device_(device) { options_.threads = threads; }
+    std::string name() const override { return device_ == Device::cuda ? "cuda" : "cpu"; }
+
+    Outcome answer(const io::Bundle& asked) override {
         Outcome out;
+        io::Bundle request = asked;
         out.answer = cases::empty_answer(request);
         for (const io::Array& array : request.tensors)
-            if (array.dtype == Dtype::fp64) return skipped("cpu takes fp32, bf16 and fp16; the case holds fp64");
+            if (array.dtype == Dtype::fp64) return skipped(name() + " takes fp32, bf16 and fp16; the case holds fp64");
         cases::Problem problem = cases::bind(request);
         std::vector<Guarded> outputs;
         for (const io::Array& array : out.answer.tensors) {
-            if (array.dtype == Dtype::fp64) return skipped("cpu computes in fp32; the case asks for fp64");
+            if (array.dtype == Dtype::fp64) return skipped(name() + " computes in fp32; the case asks for fp64");
             outputs.emplace_back(array);
         }
         attach(problem, outputs);
-        // What the contract promises, for `check --properties`.
-        const Plan decided = cases::plan_of(problem, options_);
-        out.answer.metadata["bit_exact"] = "all";
-        out.answer.metadata["step"] = std::to_string(decided.arithmetic.pass);
-        out.answer.metadata["bucket"] = std::to_string(kCpuBucket);
+        OnDevice device;
+        if (device_ == Device::cuda) {
+            if (std::holds_alternative<Forward>(problem)) return skipped("there is no CUDA prefill yet");
+            cases::check(problem);  // while values can be read
+            cases::inputs_of(problem).check_values = false;
+            for (io::Array& array : request.tensors) device.take(array.bytes);
+            for (Guarded& output : outputs) device.take(output.memory.bytes);
+            for (Tensor* t : cases::tensors_of(problem)) device.move(*t);
+        }
+        claims(problem, out.answer);
         const Clock clock;
         cases::run(problem, options_);
+        if (device_ == Device::cuda) cuda::synchronise();
         out.seconds = clock.seconds();
         for (std::size_t i = 0; i < outputs.size(); ++i) {
+            if (device_ == Device::cuda) device.bring_back(outputs[i].memory.bytes);
             io::Array& array = out.answer.tensors[i];
             if (const std::int64_t outside = outputs[i].collect(array); outside > 0) {
                 out.status = Status::failed;
@@ -109,6 +152,16 @@ public:
     }
 
 private:
+    /// What the contract promises, for `check --properties`.
+    void claims(const cases::Problem& problem, io::Bundle& answer) const {
+        const Plan decided = cases::plan_of(problem, options_);
+        // On the device, K that fills a bucket takes another kernel than K that does not.
+        answer.metadata["bit_exact"] =
+            device_ == Device::cuda ? "repeatable packed causal resumable isolated untouched" : "all";
+        answer.metadata["step"] = std::to_string(decided.arithmetic.pass);
+        answer.metadata["bucket"] = std::to_string(kCpuBucket);
+    }
+
     /// Outputs are o, then states, as outputs_of() has them.
     static void attach(cases::Problem& problem, const std::vector<Guarded>& outputs) {
         if (auto* f = std::get_if<Forward>(&problem)) {
@@ -124,6 +177,7 @@ private:
         }
     }
 
+    Device device_;
     Options options_;
 };
 
@@ -215,7 +269,8 @@ io::Bundle reference_answer(NormalForm form, const io::Bundle& request, const re
     return answer;
 }
 
-std::unique_ptr<Subject> make_cpu(int threads) { return std::make_unique<Cpu>(threads); }
+std::unique_ptr<Subject> make_cpu(int threads) { return std::make_unique<Own>(Device::cpu, threads); }
+std::unique_ptr<Subject> make_cuda() { return std::make_unique<Own>(Device::cuda, 0); }
 std::unique_ptr<Subject> make_reference() { return std::make_unique<Reference>(); }
 std::unique_ptr<Subject> make_file(const std::string& path) { return std::make_unique<File>(path); }
 std::unique_ptr<Subject> with_fault(std::unique_ptr<Subject> inner, const faults::Fault& fault) {

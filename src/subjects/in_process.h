@@ -9,6 +9,7 @@
 namespace tidegate::subjects {
 
 std::unique_ptr<Subject> make_cpu(int threads);
+std::unique_ptr<Subject> make_cuda();
 /// The oracle, rounded once.
 std::unique_ptr<Subject> make_reference();
 /// The answer to whatever is asked, read from a file.

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "cuda/cuda.h"
 #include "subjects/exec.h"
 #include "subjects/in_process.h"
 #include "subjects/lib.h"
@@ -52,16 +53,17 @@ std::unique_ptr<Subject> make_subject(const std::string& spec, const Settings& s
         subject = make_lib(base.substr(4), settings.limits);
     else if (starts_with(base, "file:") && base.size() > 5)
         subject = make_file(base.substr(5));
+    else if (base == "cuda" && cuda::unavailable() != nullptr)
+        throw Unavailable("subject", std::string("subject: given 'cuda', but ") + cuda::unavailable());
     else if (base == "cuda")
-        throw Unavailable("subject", "subject: given 'cuda', but this build has no CUDA backend");
+        subject = make_cuda();
     else
-        throw Error(
-            "subject",
-            "subject: given '" + spec +
-                "', expected cpu, reference, exec:COMMAND, lib:PATH.so or file:PATH, with an optional +fault:NAME");
+        throw Error("subject", "subject: given '" + spec +
+                                   "', expected cpu, cuda, reference, exec:COMMAND, lib:PATH.so or file:PATH, with an "
+                                   "optional +fault:NAME");
     if (at == std::string::npos) return subject;
     const faults::Fault& fault = faults::find(spec.substr(at + std::string(kFault).size()));
-    const bool ours = base == "cpu" || base == "reference";
+    const bool ours = base == "cpu" || base == "cuda" || base == "reference";
     if (fault.where == faults::Where::formula && !ours)
         throw Error("fault", std::string("fault: given formula fault '") + fault.name + "' on '" + base +
                                  "', expected it on cpu or reference (its formula cannot be changed from outside)");

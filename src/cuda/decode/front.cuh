@@ -1,0 +1,193 @@
+// A decode row's front end on the device: elements of any type, gates, strengths, norms, slots.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/decode/params.h"
+
+namespace tidegate::cuda {
+
+inline constexpr int kThreads = 128, kWarps = kThreads / 32;
+
+__device__ inline float load(const void* data, Dtype dtype, std::int64_t i) {
+    switch (dtype) {
+        case Dtype::bf16:
+            return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]);
+        case Dtype::fp16:
+            return __half2float(static_cast<const __half*>(data)[i]);
+        default:
+            return static_cast<const float*>(data)[i];
+    }
+}
+
+__device__ inline void store(void* data, Dtype dtype, std::int64_t i, float x) {
+    switch (dtype) {
+        case Dtype::bf16:
+            static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16_rn(x);
+            break;
+        case Dtype::fp16:
+            static_cast<__half*>(data)[i] = __float2half_rn(x);
+            break;
+        default:
+            static_cast<float*>(data)[i] = x;
+    }
+}
+
+__device__ inline std::int64_t index_at(const View& t, std::int64_t i) {
+    return t.dtype == Dtype::int32 ? static_cast<const std::int32_t*>(t.data)[i]
+                                   : static_cast<const std::int64_t*>(t.data)[i];
+}
+
+template <class... Index>
+__device__ std::int64_t at(const View& t, Index... index) {
+    std::int64_t offset = 0;
+    int d = 0;
+    ((offset += static_cast<std::int64_t>(index) * t.stride[d++]), ...);
+    return offset;
+}
+
+// NOTES: slots are data on the device and cannot be checked before the call: one that is not in the pool is a pad.
+__device__ inline std::int64_t in_pool(const DecodeParams& p, std::int64_t slot) {
+    return slot < 0 || slot >= p.P || slot == p.null_slot ? -1 : slot;
+}
+__device__ inline std::int64_t source(const DecodeParams& p, int n) {
+    if (p.columns > 0) {
+        const std::int64_t accepted =
+            p.num_accepted.data == nullptr ? 1 : index_at(p.num_accepted, at(p.num_accepted, n));
+        if (accepted < 1 || accepted > p.columns) return -1;
+        return in_pool(p, index_at(p.state_indices, at(p.state_indices, n, accepted - 1)));
+    }
+    return in_pool(p, p.state_indices.data == nullptr ? n : index_at(p.state_indices, at(p.state_indices, n)));
+}
+/// Where request n's state goes after token t; -1: nowhere.
+__device__ inline std::int64_t target(const DecodeParams& p, int n, int t, std::int64_t from) {
+    if (p.columns > 0) return in_pool(p, index_at(p.state_indices, at(p.state_indices, n, t)));
+    return t + 1 == p.T ? from : -1;
+}
+
+__device__ inline float sigmoid(float x) {
+    const float e = expf(-fabsf(x));
+    return (x < 0 ? e : 1.0F) / (1.0F + e);
+}
+
+/// exp(g) of one channel. As problem/load.h, in fp32.
+__device__ inline float decay_of(const DecodeParams& p, int n, int t, int h, int c) {
+    const bool vector = p.decay == Decay::vector;
+    float g = load(p.gate.data, p.gate.dtype, at(p.gate, n, t, h) + (vector ? c : 0));
+    if (p.gate_kind != GateKind::given) {
+        const float A_log = load(p.A_log.data, p.A_log.dtype, at(p.A_log, h));
+        float x = g;
+        if (p.dt_bias.data != nullptr)
+            x += load(p.dt_bias.data, p.dt_bias.dtype, at(p.dt_bias, h) + (vector ? c * p.dt_bias.stride[1] : 0));
+        if (p.gate_kind == GateKind::softplus) {
+            // Far below zero softplus(x) = exp(x), and the exponents are added first: inf times 0 would be NaN.
+            g = x < -17.0F ? -expf(A_log + x) : -(expf(A_log) * (fmaxf(x, 0.0F) + log1pf(expf(-fabsf(x)))));
+            if (isnan(x)) g = x;
+        } else {
+            g = p.lower_bound * sigmoid(x == 0 ? 0.0F : expf(A_log) * x);
+        }
+    }
+    if (p.has_min && g < p.gate_min) g = p.gate_min;
+    return expf(g);
+}
+
+__device__ inline float strength(const View& x, StrengthKind kind, bool vector, int n, int row, int h, int c) {
+    if (kind == StrengthKind::one) return 1.0F;
+    const float y = load(x.data, x.dtype, at(x, n, row, h) + (vector ? c : 0));
+    if (kind == StrengthKind::given) return y;
+    return sigmoid(y) * (kind == StrengthKind::twice_sigmoid ? 2.0F : 1.0F);
+}
+
+/// A row's coefficients by channel, in shared memory, [K] each: S <- d o S + k x^T + b p^T with p = read^T S, and
+/// o = (query^T S) + qk x + qb p of the state before the row.
+struct RowCoefficients {
+    float *d, *k, *read, *query, *b;
+    float* sums;  ///< [4][kWarps]: q^2, k^2, q.k, q.b by warp
+};
+
+__device__ inline float warp_sum(float x) {
+    for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(0xFFFFFFFF, x, lane);
+    return x;
+}
+
+/// Fills `c` for Householder step `row` of request n, head h. All threads take part; ends with a barrier. Returns
+/// {qk, qb}.
+__device__ __noinline__ float2 load_row(const DecodeParams& p, const RowCoefficients& c, int n, int h, int row) {
+    const int t = row / p.steps, hk = p.tiled ? h % p.H : h / (p.HV / p.H);
+    const bool decays = p.decay != Decay::none && row % p.steps == 0;
+    float qq = 0, kk = 0, qk = 0, qb = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < p.K; i += kThreads) {
+        const float q = load(p.q.data, p.q.dtype, at(p.q, n, t, hk) + i);
+        const float k = load(p.k.data, p.k.dtype, at(p.k, n, row, hk) + i);
+        const float d = decays ? decay_of(p, n, t, h, i) : 1.0F;
+        c.d[i] = d;
+        c.k[i] = k;
+        c.query[i] = q;
+        qq += q * q, kk += k * k, qk += q * k;
+        if (p.tied) {
+            c.read[i] = strength(p.erase, p.erase_kind, p.erase_vector, n, row, h, i);
+        } else {
+            c.read[i] = load(p.a.data, p.a.dtype, at(p.a, n, t, h) + i);
+            c.b[i] = load(p.b.data, p.b.dtype, at(p.b, n, t, h) + i);
+            qb += q * c.b[i];
+        }
+    }
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const float mine[] = {warp_sum(qq), warp_sum(kk), warp_sum(qk), warp_sum(qb)};
+    if (threadIdx.x % 32 == 0)
+        for (int s = 0; s < 4; ++s) c.sums[s * kWarps + warp] = mine[s];
+    __syncthreads();
+    float total[4] = {0, 0, 0, 0};
+    for (int s = 0; s < 4; ++s)
+        for (int w = 0; w < kWarps; ++w) total[s] += c.sums[s * kWarps + w];
+    const float q_scale = p.l2norm ? p.scale / sqrtf(total[0] + 1e-6F) : p.scale;
+    const float k_scale = p.l2norm ? 1.0F / sqrtf(total[1] + 1e-6F) : 1.0F;
+    for (int i = static_cast<int>(threadIdx.x); i < p.K; i += kThreads) {  // the same elements as above: no barrier
+        const float k = k_scale * c.k[i], d = c.d[i];
+        c.k[i] = k;
+        c.query[i] = q_scale * c.query[i] * d;
+        if (p.tied) c.read[i] = c.read[i] * k * d;
+    }
+    __syncthreads();
+    return {q_scale * k_scale * total[2], q_scale * total[3]};
+}
+
+/// values[0, columns) = w o v of a row's columns from `first` on, zero behind V. Without a barrier.
+__device__ __noinline__ void load_values(const DecodeParams& p, int n, int h, int row, int first, int columns,
+                                         float* values) {
+    for (int c = static_cast<int>(threadIdx.x); c < columns; c += kThreads) {
+        const int j = first + c;
+        values[c] = j < p.V ? load(p.v.data, p.v.dtype, at(p.v, n, row, h) + j) *
+                                  strength(p.write, p.write_kind, p.write_vector, n, row, h, j)
+                            : 0.0F;
+    }
+}
+
+/// Zeros for a pad: columns [first, last) of its rows of o and state_tokens.
+__device__ inline void zero_pad(const DecodeParams& p, int n, int h, int first, int last) {
+    for (int t = 0; t < p.T; ++t)
+        for (int j = first + static_cast<int>(threadIdx.x); j < last; j += kThreads) {
+            store(p.o.data, p.o.dtype, at(p.o, n, t, h, j), 0.0F);
+            for (int i = 0; p.state_tokens.data != nullptr && i < p.K; ++i)
+                store(p.state_tokens.data, p.state_tokens.dtype, at(p.state_tokens, n, t, h, i, j), 0.0F);
+        }
+}
+
+/// 16 bytes of a state as fp32 and back.
+template <class S>
+struct Pack {
+    static constexpr int kValues = 16 / static_cast<int>(sizeof(S));
+    __device__ static void widen(const uint4& raw, float* to) {
+        const S* x = reinterpret_cast<const S*>(&raw);
+        for (int i = 0; i < kValues; ++i) to[i] = static_cast<float>(x[i]);
+    }
+    __device__ static uint4 narrow(const float* from) {
+        uint4 raw;
+        S* x = reinterpret_cast<S*>(&raw);
+        for (int i = 0; i < kValues; ++i) x[i] = static_cast<S>(from[i]);
+        return raw;
+    }
+};
+
+}  // namespace tidegate::cuda

@@ -1,0 +1,120 @@
+// Decode on a device: parameters from the normal form, the plan's kernel, one launch.
+#include <string>
+#include <string_view>
+
+#include "cuda/cuda.h"
+#include "cuda/decode/kernels.cuh"
+#include "plan/cuda_plan.h"
+#include "tidegate/error.h"
+
+namespace tidegate::cuda {
+namespace {
+
+void checked(cudaError_t error, const char* what) {
+    if (error != cudaSuccess) throw Error("cuda", std::string("cuda: ") + what + ": " + cudaGetErrorString(error));
+}
+
+View view_of(const Tensor& t) {
+    View v{t.present() ? t.data : nullptr, t.dtype, {}};
+    for (std::size_t d = 0; d < kMaxRank; ++d) v.stride[d] = t.stride[d];
+    return v;
+}
+
+DecodeParams params_of(const NormalForm& nf, const Plan& plan) {
+    DecodeParams p{};
+    p.q = view_of(nf.q), p.k = view_of(nf.k), p.v = view_of(nf.v), p.a = view_of(nf.a), p.b = view_of(nf.b);
+    p.gate = view_of(nf.gate.x), p.A_log = view_of(nf.gate.A_log), p.dt_bias = view_of(nf.gate.dt_bias);
+    p.erase = view_of(nf.erase.x), p.write = view_of(nf.write.x), p.o = view_of(nf.o);
+    p.state = view_of(nf.initial_state), p.state_tokens = view_of(nf.state_tokens);
+    p.state_indices = view_of(nf.state_indices), p.num_accepted = view_of(nf.num_accepted);
+    const auto extent = [](std::int64_t n) { return static_cast<int>(n); };  // the plan has checked their range
+    p.B = extent(nf.batch), p.T = extent(nf.tokens), p.H = extent(nf.key_heads), p.HV = extent(nf.value_heads);
+    p.K = extent(nf.K), p.V = extent(nf.V);
+    p.P = nf.initial_state.shape[0];
+    p.columns = nf.state_indices.rank == 2 ? extent(nf.state_indices.shape[1]) : 0;
+    p.null_slot = nf.null_slot.value_or(-1);
+    p.steps = extent(nf.steps);
+    p.slices = extent((nf.V + plan.schedule.slice_v - 1) / plan.schedule.slice_v);
+    p.decay = nf.gate.decay, p.gate_kind = nf.gate.kind;
+    p.erase_kind = nf.erase.kind, p.write_kind = nf.write.kind;
+    p.erase_vector = nf.erase.vector, p.write_vector = nf.write.vector;
+    p.tied = nf.tied, p.tiled = nf.head_map == HeadMap::tiled, p.l2norm = nf.qk_l2norm;
+    p.has_min = nf.gate.min.has_value(), p.every_token = nf.every_token();
+    p.scale = static_cast<float>(nf.scale), p.lower_bound = static_cast<float>(nf.gate.lower_bound);
+    p.gate_min = static_cast<float>(nf.gate.min.value_or(0));
+    return p;
+}
+
+using Kernel = void (*)(DecodeParams);
+
+/// The inventory of kernels on 16-byte accesses: path, state type, K.
+struct Row {
+    std::string_view path;
+    Dtype state;
+    std::int64_t K;
+    Kernel kernel;
+};
+constexpr Row kRows[] = {
+    {"cuda/decode/kv", Dtype::fp32, 64, decode_kv<float, 64>},
+    {"cuda/decode/kv", Dtype::fp32, 128, decode_kv<float, 128>},
+    {"cuda/decode/kv", Dtype::bf16, 64, decode_kv<__nv_bfloat16, 64>},
+    {"cuda/decode/kv", Dtype::bf16, 128, decode_kv<__nv_bfloat16, 128>},
+    {"cuda/decode/kv", Dtype::fp16, 64, decode_kv<__half, 64>},
+    {"cuda/decode/kv", Dtype::fp16, 128, decode_kv<__half, 128>},
+    {"cuda/decode/vk", Dtype::fp32, 64, decode_vk<float, 64>},
+    {"cuda/decode/vk", Dtype::fp32, 128, decode_vk<float, 128>},
+    {"cuda/decode/vk", Dtype::bf16, 64, decode_vk<__nv_bfloat16, 64>},
+    {"cuda/decode/vk", Dtype::bf16, 128, decode_vk<__nv_bfloat16, 128>},
+    {"cuda/decode/vk", Dtype::fp16, 64, decode_vk<__half, 64>},
+    {"cuda/decode/vk", Dtype::fp16, 128, decode_vk<__half, 128>},
+};
+
+}  // namespace
+
+void run(const NormalForm& nf, const Plan& plan, const Options& options) {
+    if (!nf.pool)
+        throw Error("device", "device: given CUDA tensors, expected CPU tensors: there is no CUDA prefill yet");
+    const DecodeParams p = params_of(nf, plan);
+    const auto ctas = static_cast<unsigned>(plan.schedule.tasks);
+    const auto stream = static_cast<cudaStream_t>(options.stream);
+    if (plan.arithmetic.path == "cuda/decode/general") {
+        const std::size_t bytes = general_bytes(nf.K, plan.schedule.slice_v);
+        checked(
+            cudaFuncSetAttribute(decode_general, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+            "shared memory of the general decode kernel");
+        decode_general<<<ctas, kThreads, bytes, stream>>>(p, static_cast<int>(plan.schedule.slice_v));
+        return checked(cudaGetLastError(), "launch of cuda/decode/general");
+    }
+    for (const Row& row : kRows)
+        if (row.path == plan.arithmetic.path && row.state == nf.initial_state.dtype && row.K == nf.K) {
+            row.kernel<<<ctas, kThreads, 0, stream>>>(p);
+            return checked(cudaGetLastError(), "launch of a decode kernel");
+        }
+    throw Error("plan", "plan: no CUDA kernel is called " + std::string(plan.arithmetic.path));
+}
+
+const char* unavailable() {
+    int count = -1;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    if (error != cudaSuccess) return cudaGetErrorString(error);
+    if (count < 1) return "no CUDA device";
+    int major = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+    return major == 9 ? nullptr : "the device is no Hopper GPU (compute capability 9.0)";
+}
+
+void* allocate(std::size_t bytes) {
+    void* memory = nullptr;
+    checked(cudaMalloc(&memory, bytes > 0 ? bytes : 1), "allocation");
+    return memory;
+}
+void release(void* memory) { cudaFree(memory); }
+void to_device(void* to, const void* from, std::size_t bytes) {
+    checked(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "copy to the device");
+}
+void to_host(void* to, const void* from, std::size_t bytes) {
+    checked(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "copy from the device");
+}
+void synchronise() { checked(cudaDeviceSynchronize(), "a kernel"); }
+
+}  // namespace tidegate::cuda
