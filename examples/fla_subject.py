@@ -19,6 +19,8 @@ FORM = sys.argv[1] if len(sys.argv) > 1 else ""
 def function_of(rule):
     try:
         import torch
+        if DEVICE == "cuda" and not torch.cuda.is_available():
+            raise Skip("no GPU")
         if rule == "kda":
             from fla.ops.kda import chunk_kda as chunk, fused_recurrent_kda as recurrent
         else:
@@ -26,8 +28,6 @@ def function_of(rule):
             from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule as recurrent
     except ImportError as missing:
         raise Skip("flash-linear-attention cannot be imported: %s" % missing)
-    if DEVICE == "cuda" and not torch.cuda.is_available():
-        raise Skip("no GPU")
     return chunk if FORM == "chunk" else recurrent
 
 
@@ -51,7 +51,7 @@ def kernel(q, k, v, g, beta, scale, initial_state, cu_seqlens, rule, tensors, dt
                             g=on_device(g, "fp32"), beta=on_device(beta, dtypes.get("beta", "fp32")), scale=scale,
                             initial_state=on_device(initial_state, "fp32"), output_final_state=True,
                             use_qk_l2norm_in_kernel=qk_l2norm, cu_seqlens=packed)
-    return o.float().cpu().numpy(), state.float().cpu().numpy()
+    return o, state
 
 
 if __name__ == "__main__":

@@ -22,14 +22,14 @@ def operations():
     """torch, and vLLM's module of these kernels."""
     try:
         import torch
+        if DEVICE == "cuda" and not torch.cuda.is_available():
+            raise Skip("no GPU")
         try:
             from vllm.third_party.flash_linear_attention.ops import fused_recurrent
         except ImportError:  # its place in earlier versions
             from vllm.model_executor.layers.fla.ops import fused_recurrent
     except ImportError as missing:
         raise Skip("vLLM cannot be imported: %s" % missing)
-    if DEVICE == "cuda" and not torch.cuda.is_available():
-        raise Skip("no GPU")
     return torch, fused_recurrent
 
 
@@ -47,8 +47,8 @@ class Pool:
         self.tensor = on_device(torch, np.concatenate([np.zeros_like(state[:1]), state]), dtype)
 
     def back(self):
-        state = self.tensor[1:].float().cpu().numpy()
-        return state.swapaxes(-1, -2) if self.v_first else state
+        state = self.tensor[1:]
+        return state.transpose(-1, -2) if self.v_first else state
 
 
 def slots_of(torch, state_indices, null_slot):
@@ -67,7 +67,7 @@ def recurrent(q, k, v, g, beta, scale, state, state_dtype, slots, accepted, leng
     with torch.no_grad():
         o, _ = function(*flat, scale=scale, initial_state=pool.tensor, inplace_final_state=True, cu_seqlens=starts,
                         ssm_state_indices=slots, num_accepted_tokens=accepted, use_qk_l2norm_in_kernel=qk_l2norm)
-    return o.float().cpu().numpy().reshape(v.shape), pool.back()
+    return o.reshape(v.shape), pool.back()
 
 
 def refuse(rule, head_map):
@@ -123,7 +123,7 @@ def packed(mixed_qkv, a, b, A_log, dt_bias, scale, state, state_indices, null_sl
                  on_device(torch, b, dtypes["b"]), on_device(torch, A_log, dtypes["A_log"]),
                  on_device(torch, dt_bias, dtypes.get("dt_bias", "fp32")), scale=scale, initial_state=pool.tensor,
                  out=o, ssm_state_indices=slots_of(torch, state_indices, null_slot), use_qk_l2norm_in_kernel=qk_l2norm)
-    return o.float().cpu().numpy(), pool.back()
+    return o, pool.back()
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@
 
 q, k [B,T,H,K]; v, o [B,T,HV,V]; g [B,T,HV] (kda: [B,T,HV,K]), natural log of the decay; beta [B,T,HV]; states
 [N,HV,K,V]; cu_seqlens [N+1], or None where B > 1 (then N = B). g and beta are given for raw logits too, g is clamped to
-gate_min; initial_state is None where there is none. bf16 comes as float32; results of any float type are rounded to the
-type asked for. options:
+gate_min; initial_state is None where there is none. bf16 comes as float32; results (NumPy's or PyTorch's) of any float
+type are rounded to the type asked for. options:
     out         name -> array to write in place; elements left unwritten are counted and fail
     rule, head_map ("grouped" or "tiled"), qk_l2norm (still to be done by the kernel: only with serve(l2norm=False)),
     out_dtype, state_dtype, metadata (str -> str), tensors (name -> array as in the file), dtypes (name -> type there)
@@ -227,6 +227,13 @@ def null_slot(meta):
     return int(float(meta["null_slot"])) if meta.get("null_slot") else None
 
 
+def as_array(value):
+    if hasattr(value, "detach"):  # PyTorch's, on whatever device; NumPy lacks its bf16
+        value = value.detach().cpu()
+        value = value.float() if "bfloat16" in str(value.dtype) else value
+    return np.asarray(value)
+
+
 def respond(kernels, meta, tensors, dtypes, l2norm=True, twin=None):
     """One request in memory: what parse() returns, to what serialize() takes. kernels: pass -> kernel."""
     rule, which = meta.get("rule", ""), meta.get("pass", "forward")
@@ -252,7 +259,7 @@ def respond(kernels, meta, tensors, dtypes, l2norm=True, twin=None):
                               out_dtype=kinds["o"], state_dtype=kinds.get("final_state", kinds.get("state")))
     if returned is not None:
         for name, value in zip(list(out), returned if isinstance(returned, (tuple, list)) else (returned,)):
-            out[name] = out[name] if value is None else np.asarray(value)
+            out[name] = out[name] if value is None else as_array(value)
 
     unwritten = ",".join("%s:%d" % (name, count_poison(array)) for name, array in out.items())
     if vk:  # a misshapen result is written as it is: the judge names it

@@ -230,7 +230,7 @@ inline Head head_of(const NormalForm& nf, Place p, Wrong wrong) {
 
 struct Answer {
     Vector o, final_state;  ///< [B, T, HV, V], [N, HV, K, V]
-    Vector magnitude;       ///< of o: scale sum_i |S_ij q_i|
+    Vector magnitude;       ///< of o: scale sum_i M_ij |q_i|, M the absolute terms of the last step of S
 };
 
 template <class Problem>
@@ -256,7 +256,18 @@ Answer answer(const Problem& problem, Wrong wrong = {}) {
                     const Index row = ((packed ? 0 : n) * s.T + t) * s.HV + hv;
                     const Real term = head.scale * state[at(i)] * q[at(i / s.V)];
                     out.o[at(row * s.V + i % s.V)] += term;
-                    out.magnitude[at(row * s.V + i % s.V)] += std::fabs(term);
+                }
+                const Step& last = steps[count > 0 ? count - 1 : 0];
+                const Vector entering = state_after(head.h0, steps, count > 0 ? count - 1 : 0, s.K, s.V);
+                for (Index j = 0; j < s.V && count > 0; ++j) {
+                    Real read = 0;
+                    for (Index i = 0; i < s.K; ++i) read += std::fabs(last.a[at(i)] * entering[at(i * s.V + j)]);
+                    for (Index i = 0; i < s.K; ++i) {
+                        const Real terms = last.decay[at(i)] * std::fabs(entering[at(i * s.V + j)]) +
+                                           std::fabs(last.b[at(i)]) * read + std::fabs(last.k[at(i)] * last.v[at(j)]);
+                        const Index row = ((packed ? 0 : n) * s.T + t) * s.HV + hv;
+                        out.magnitude[at(row * s.V + j)] += std::fabs(head.scale * q[at(i)]) * terms;
+                    }
                 }
             }
             const Vector state = state_after(head.h0, steps, steps.size(), s.K, s.V);

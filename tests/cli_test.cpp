@@ -76,7 +76,7 @@ TEST_F(Cli, UsageErrorsAreTwoAndSayWhatWasExpected) {
         {"run " + kCase + " /tmp/x --subject exec:true --timeout -1", "timeout"},
         {"check", "FILE"},
         {"check --suite some", "quick"},
-        {"check " + kCase + " --subject gpu", "cpu, reference"},
+        {"check " + kCase + " --subject gpu", "cpu, cuda, reference"},
         {"check " + kCase + " --subject cpu+fault:gremlins", "zero-output"},
         {"check " + kCase + " --gate loose", "derived"},
         {"check " + kCase + " --twin half", "chunked:"},

@@ -74,6 +74,55 @@ TEST_F(DecodeCli, AFileAndItsAnswer) {
     }
 }
 
+/// An answer with one element changed; the request as `id` says.
+TEST_F(DecodeCli, WhatMustNotDifferByABit) {
+    const std::string id = "gdn/decode/bf16/4,2,1,2,16,16/pool=6/slots=1,2,-1,4/each=1/1";
+    const std::string request = write(cases::generate(cases::parse(id)));
+    ASSERT_EQ(tool("run " + request + " " + quoted("answer.safetensors")).code, 0);
+    const io::Bundle right = io::read_safetensors(file("answer.safetensors"));
+    const struct {
+        const char* tensor;
+        std::int64_t element;
+        double value;
+        const char* words;
+    } rows[] = {
+        {"o", 2 * 2 * 32 + 5, 1e-3, "request 2, a pad"},                // a pad's row
+        {"state_tokens", 2 * 2 * 512 + 7, 1e-20, "request 2, a pad"},   // and its states
+        {"state", 3 * 512 + 9, 0.0, "slot 3, which no request names"},  // a slot nobody names
+        {"state", 5 * 512 + 9, -0.0, "slot 5, which no request names"},
+    };
+    for (const auto& [tensor, element, value, words] : rows) {
+        io::Bundle answer = right;
+        io::Array& array = *answer.find(tensor);
+        store_element(array.bytes.data(), array.dtype, element, value);
+        io::write_safetensors(file("answer.safetensors"), answer);
+        const Ran ran = tool("check " + request + " --subject 'file:" + file("answer.safetensors") + "'");
+        EXPECT_EQ(ran.code, 1) << tensor << " " << element;
+        EXPECT_TRUE(ran.has(words)) << ran.out;
+    }
+    // A large request forgives nothing of another's.
+    io::Bundle wide = cases::generate(cases::parse("gdn/decode/bf16/2,1,1,2,16,16/1"));
+    const Tensor state = wide.find("state")->view();
+    for (std::int64_t i = 0; i < 512; ++i)  // request 0's slot is the last
+        store_element(state.data, state.dtype, 3 * 512 + i, load_element(state.data, state.dtype, 3 * 512 + i) * 1e5);
+    const std::string scaled = write(wide);
+    ASSERT_EQ(tool("check " + scaled).code, 0);
+    ASSERT_EQ(tool("run " + scaled + " " + quoted("answer.safetensors")).code, 0);
+    io::Bundle answer = io::read_safetensors(file("answer.safetensors"));
+    io::Array& o = *answer.find("o");
+    std::fill(o.bytes.begin() + static_cast<std::ptrdiff_t>(o.bytes.size() / 2), o.bytes.end(), std::byte{0});
+    io::write_safetensors(file("answer.safetensors"), answer);
+    EXPECT_EQ(tool("check " + scaled + " --subject 'file:" + file("answer.safetensors") + "'").code, 1);
+}
+
+TEST_F(DecodeCli, SmallHeadsAreNotFailedByLuck) {
+    for (int seed = 1; seed <= 10; ++seed)
+        for (const char* id : {"gdn/decode/fp32/1,1,64,64,2,1/", "gdn/packed/fp32/2,1,32,64,4,1/",
+                               "kda/decode/fp32/1,1,128,128,64,1/", "gdn/forward/fp32/1,3,32,32,8,2/h0=1/"})
+            EXPECT_EQ(tool("check '" + std::string(id) + std::to_string(seed) + "'").code, 0) << id << seed;
+    EXPECT_EQ(tool("drift --steps 60 --heads 32 --dk 16 --dv 1").code, 0);
+}
+
 TEST_F(DecodeCli, AnUntouchedSlotKeepsEveryBit) {
     const std::string id = "gdn/decode/fp32/2,1,1,2,16,16/pool=5/1";
     const std::string request = write(cases::generate(cases::parse(id)));
@@ -108,7 +157,14 @@ TEST_F(DecodeCli, BadFilesAreBadInput) {
          [](io::Bundle& b) {
              b.add(io::Array("initial_state", Dtype::fp32, {3, 2, 16, 16}));
          }},
-        {"mixed_qkv: given nothing", [](io::Bundle& b) { b.metadata["pass"] = "packed"; }},
+        {"metadata gates: given 'given', expected logits", [](io::Bundle& b) { b.metadata["pass"] = "packed"; }},
+        {"mixed_qkv: given nothing",
+         [](io::Bundle& b) {
+             b.metadata["pass"] = "packed";
+             b.metadata.erase("gates");
+         }},
+        {"metadata state_dtype: given 'bf16', expected fp32, the type of the pool",
+         [](io::Bundle& b) { b.metadata["state_dtype"] = "bf16"; }},
     };
     for (const auto& [words, change] : rows) {
         io::Bundle request = cases::generate(cases::parse("gdn/decode/fp32/3,1,1,2,16,16/1"));
@@ -143,9 +199,13 @@ TEST_F(DecodeCli, DriftOfARightAndAWrongDecoder) {
     std::ifstream file_in(file("d.jsonl"));
     std::map<std::string, double> last;
     int lines = 0;
-    for (std::string line; std::getline(file_in, line); ++lines) {
+    std::string verdict, last_record;
+    for (std::string line; std::getline(file_in, line);) {
         const auto record = nlohmann::json::parse(line);
-        EXPECT_EQ(record["record"], "drift");
+        last_record = record["record"];
+        if (last_record == "case") verdict = record["verdict"];
+        if (last_record != "drift") continue;
+        ++lines;
         EXPECT_TRUE(record["o_rel_l2"].is_number());
         const std::string gate = record["gate"];
         last[gate] = record["state_rel_l2"];
@@ -153,6 +213,8 @@ TEST_F(DecodeCli, DriftOfARightAndAWrongDecoder) {
             EXPECT_LE(last[gate], 1e-6) << line;
         }
     }
+    EXPECT_EQ(verdict, "pass");
+    EXPECT_EQ(last_record, "summary");
     EXPECT_EQ(lines, 360);
     EXPECT_GE(last["rounded"], 100 * last["exact"]);
     EXPECT_LE(last["packed"], 1e-7);
@@ -167,7 +229,21 @@ TEST_F(DecodeCli, DriftOfARightAndAWrongDecoder) {
         EXPECT_EQ(wrong.code, 1) << fault;
         EXPECT_TRUE(wrong.has("over the derived gate, first at step")) << wrong.out;
     }
+    // What goes wrong on the packed track alone is a verdict too.
+    setenv("TOOL", TIDEGATE_TOOL, 1);
+    for (const auto& [does, code] : {std::pair{"kill -9 $$", 4},
+                                     {"exit 77", 0},
+                                     {"echo x >\"$2\"; exit 0", 4},
+                                     {"exec \"$TOOL\" run --subject cpu+fault:bf16-state \"$1\" \"$2\"", 1}}) {
+        std::ofstream(file("sub.sh")) << "if grep -q mixed_qkv \"$1\"; then " << does
+                                      << "; fi\nexec \"$TOOL\" run --subject cpu \"$1\" \"$2\"\n";
+        const Ran ran = tool("drift --steps 2 --dk 8 --dv 8 --subject \"exec:sh '" + file("sub.sh") + "'\"");
+        EXPECT_EQ(ran.code, code) << does << "\n" << ran.out;
+    }
     EXPECT_EQ(tool("drift --steps 0").code, 2);
+    EXPECT_EQ(tool("drift --steps 2 --svg /nonexistent/x.svg").code, 2);
+    EXPECT_EQ(tool("drift --steps 2 --dtype fp64").code, 2);
+    EXPECT_EQ(tool("drift --steps 2 --seed -1").code, 2);
     EXPECT_EQ(tool("drift --rule nonesuch").code, 2);
     EXPECT_EQ(tool("drift --steps 2 --subject 'exec:exit 77'").code, 3);
     EXPECT_EQ(tool("drift --steps 2 --subject 'exec:kill -9 $$'").code, 4);

@@ -123,7 +123,7 @@ const Rejected kRejected[] = {
     {Base::gdn, "int64 o", [](Good& c) { c.p.o.dtype = Dtype::int64; }, "o", {"int64"}},
     {Base::gdn, "fp64 ht", [](Good& c) { c.p.final_state.dtype = Dtype::fp64; }, "final_state", {"fp64"}},
     {Base::packed, "fp32 cu", [](Good& c) { c.p.cu_seqlens.dtype = Dtype::fp32; }, "cu_seqlens", {"fp32", "int64"}},
-    {Base::gdn, "cuda q", [](Good& c) { c.p.q.device = Device::cuda; }, "q", {"CUDA", "CPU"}},
+    {Base::gdn, "cuda q", [](Good& c) { c.p.q.device = Device::cuda; }, "k", {"CPU tensor", "CUDA", "as q is"}},
     {Base::gdn, "cuda ht", [](Good& c) { c.p.final_state.device = Device::cuda; }, "final_state", {"CUDA", "CPU"}},
     {Base::packed, "cuda cu", [](Good& c) { c.p.cu_seqlens.device = Device::cuda; }, "cu_seqlens", {"CUDA", "CPU"}},
     // Packed sequences.

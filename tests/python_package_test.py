@@ -270,6 +270,13 @@ class Check(unittest.TestCase):
             with self.assertRaises(error):
                 tidegate.check(raising(error()), "quick")
 
+    @unittest.skipIf(torch is None, "no PyTorch")
+    def test_a_kernel_may_return_pytorch_tensors(self):
+        def kernel(*inputs, **options):
+            o, state = right(*inputs, **options)
+            return torch.from_numpy(o).bfloat16(), torch.from_numpy(state).requires_grad_()
+        self.assertTrue(tidegate.check(kernel, CASE))
+
     def test_elements_never_written(self):
         def partial(*inputs, out, **options):
             out["o"][:, 1:] = 0

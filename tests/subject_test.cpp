@@ -39,7 +39,7 @@ std::string refusal(const std::string& spec) {
 }
 
 TEST(Spec, NamesWhatItDoesNotKnow) {
-    EXPECT_NE(refusal("gpu").find("cpu, reference, exec:"), std::string::npos);
+    EXPECT_NE(refusal("gpu").find("cpu, cuda, reference, exec:"), std::string::npos);
     EXPECT_NE(refusal("exec:").find("exec:COMMAND"), std::string::npos);
     EXPECT_NE(refusal("cpu+fault:gremlins").find("zero-output"), std::string::npos);
     EXPECT_NE(refusal("exec:true+fault:no-decay").find("formula fault"), std::string::npos);

@@ -114,7 +114,8 @@ Problem bind(const io::Bundle& request) {
     if (const std::string protocol = request.meta("protocol", "1"); protocol != "1") bad("protocol", protocol, "1");
     if (request.meta("rule").empty()) throw Error("rule", "metadata rule: given nothing, expected a rule's name");
     const std::size_t pass = choice(request, "pass", {kPasses[0], kPasses[1], kPasses[2]});
-    const bool logits = choice(request, "gates", {"given", "logits"}) == 1 || pass == 2;
+    const bool logits =
+        pass == 2 ? choice(request, "gates", {"logits"}) == 0 : choice(request, "gates", {"given", "logits"}) == 1;
     Problem problem = pass == 0 ? Problem(Forward()) : pass == 1 ? Problem(Decode()) : Problem(PackedDecode());
     options(request, logits, inputs_of(problem));
     std::visit(
@@ -125,7 +126,12 @@ Problem bind(const io::Bundle& request) {
                     tensor = array->view();
             });
             using P = std::decay_t<decltype(p)>;
-            if constexpr (!std::is_same_v<P, Forward>) p.null_slot = null_slot(request);
+            if constexpr (!std::is_same_v<P, Forward>) {
+                p.null_slot = null_slot(request);
+                if (const std::string type = request.meta("state_dtype");
+                    !type.empty() && p.state.present() && type != name_of(p.state.dtype))
+                    bad("state_dtype", type, std::string(name_of(p.state.dtype)) + ", the type of the pool");
+            }
             if constexpr (std::is_same_v<P, Decode>)
                 if (choice(request, "per_token_state", {"0", "1"}) == 1 && p.q.rank == 4 && p.state.rank == 4)
                     p.state_tokens = dense(nullptr, p.state.dtype,

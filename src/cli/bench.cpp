@@ -146,6 +146,8 @@ public:
         if (o_.target.empty() == o_.suite.empty()) throw Error("bench", "bench: expected a case id or --suite NAME");
         if (o_.suite.empty()) {
             list.push_back(cases::parse(o_.target));
+            if (!o_.pass.empty())
+                throw Error("pass", "pass: given with a case id, which says it; expected it with --suite");
         } else {
             cases::Filter filter;
             if (!o_.rule.empty()) filter.rule = rule_from(o_.rule);
@@ -180,6 +182,7 @@ private:
         io::Bundle answer = cases::empty_answer(request);
         cases::Problem problem = cases::bind(request);
         cases::attach(problem, answer);
+        cases::check(problem);
         cases::inputs_of(problem).check_values = false;
         Aligned aligned;
         const auto take = [&aligned](auto& p) {

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <filesystem>
 #include <span>
 
 #include "cases/pieces.h"
@@ -42,7 +43,10 @@ struct Track {
     bool rounded, packed;
     io::Array pool;
     Point now;
-    std::string lost;  ///< why it ended; empty: it goes on
+    std::string lost;                                     ///< why it ended; empty: it goes on
+    subjects::Status ended = subjects::Status::answered;  ///< how
+    double needed = 0, worst = 0;                         ///< of the derived gate's limit: at this step, and so far
+    std::string over;                                     ///< where it first was over it
 };
 
 class Drift {
@@ -50,6 +54,12 @@ public:
     explicit Drift(const DriftOptions& o) : o_(o), records_(o.json), report_(o.json == "-" ? stderr : stdout, o.quiet) {
         if (o.steps < 1 || o.steps > 10'000'000)
             throw Error("steps", "steps: given " + std::to_string(o.steps) + ", expected 1 to 10000000");
+        if (!o.svg.empty() && o.svg == o.json) throw Error("svg", "svg: given the file of --json, expected another");
+        if (const auto folder = std::filesystem::path(o.svg).parent_path();
+            !o.svg.empty() && !std::filesystem::is_directory(folder.empty() ? "." : folder))
+            throw Error("svg", "svg: given '" + o.svg + "', whose folder does not exist");
+        if (cases::dtype_from(o.dtype) == Dtype::fp64)
+            throw Error("dtype", "dtype: given 'fp64', expected fp32, bf16 or fp16");
         round_ = cases::dtype_from(o.dtype) == Dtype::fp32 ? Dtype::bf16 : cases::dtype_from(o.dtype);
         id_ = fmt::format("{}/decode/{}/1,{},{},{},{},{}/gates=logits/out=fp32/{}", o.rule, o.dtype, o.steps, o.heads,
                           o.heads, o.K, o.V, o.seed);
@@ -78,7 +88,8 @@ public:
             reference(t);
             for (Track& track : tracks_) step(*subject, track, t);
             if (!tracks_[0].lost.empty()) break;
-            judge_step(t);
+            for (Track& track : tracks_)
+                if (!track.rounded && track.lost.empty()) judge_step(track, t);
             const Errors e[] = {against(tracks_[0], exact_now_), against(tracks_[1], exact_now_),
                                 against(tracks_[2], tracks_[0].now)};
             for (std::size_t i = 0; i < 3; ++i) {
@@ -88,13 +99,13 @@ public:
                 records_.drift(fmt::format(
                     R"("record":"drift","protocol":1,"case":{},"subject":{},"step":{},"gate":"{}",)"
                     R"("state_rel_l2":{},"o_rel_l2":{})",
-                    quoted(id_), quoted(subject->name()), t + 1, tracks_[i].gate, number(e[i].state), number(e[i].o)));
+                    cli::quoted(id_), cli::quoted(subject->name()), t + 1, tracks_[i].gate, number(e[i].state), number(e[i].o)));
             }
             if (shown(t + 1)) {
                 const auto cell = [&](std::size_t i, double x) {
                     return tracks_[i].lost.empty() ? fmt::format("{:.3g}", x) : std::string("-");
                 };
-                table.add({std::to_string(t + 1), cell(0, e[0].state), fmt::format("{:.2g} x", needed_),
+                table.add({std::to_string(t + 1), cell(0, e[0].state), fmt::format("{:.2g} x", tracks_[0].needed),
                            cell(1, e[1].state), cell(2, e[2].state), cell(0, e[0].o), cell(1, e[1].o),
                            cell(2, e[2].o)});
             }
@@ -154,7 +165,7 @@ private:
         }
         if (outcome.status != subjects::Status::answered) {
             track.lost = fmt::format("step {}: {}", t + 1, outcome.reason);
-            status_ = &track == &tracks_[0] ? outcome.status : status_;
+            track.ended = outcome.status;
             return;
         }
         track.pool = *outcome.answer.find("state");
@@ -167,9 +178,9 @@ private:
             track.now.state.push_back(load_element(track.pool.bytes.data(), track.pool.dtype, slot_ * size + i));
     }
 
-    /// Whether the exact track lies within the derived gate of this step, per tensor and head.
-    void judge_step(std::int64_t t) {
-        needed_ = 0;
+    /// Whether a track lies within the derived gate of this step, per tensor and head.
+    void judge_step(Track& track, std::int64_t t) {
+        track.needed = 0;
         for (const bool state : {false, true}) {
             judge::Output out;
             out.name = state ? "state" : "o";
@@ -177,11 +188,12 @@ private:
             for (std::int32_t h = 0; h < o_.heads; ++h) out.cells.push_back({0, state ? -1 : t, h});
             const auto part = [state](const Point& p) { return state ? p.state : p.o; };
             out.exact = part(exact_now_), out.twin = part(twin_now_), out.magnitude = part(magnitude_now_);
-            const judge::Measures m = judge::Gauge(out, judge::gate_from("derived")).measure(part(tracks_[0].now));
-            needed_ = std::max(needed_, m.needed);
-            if (m.needed > 1 && over_.empty()) over_ = fmt::format("step {}: {}: {}", t + 1, out.name, m.why);
+            const judge::Measures m = judge::Gauge(out, judge::gate_from("derived")).measure(part(track.now));
+            track.needed = std::max(track.needed, m.needed);
+            if (!(m.needed <= 1) && track.over.empty())
+                track.over = fmt::format("step {}: {}: {}", t + 1, out.name, m.why);
         }
-        worst_ = std::max(worst_, needed_);
+        track.worst = std::max(track.worst, track.needed);
     }
 
     static Errors against(const Track& track, const Point& truth) {
@@ -200,25 +212,66 @@ private:
                    name_of(round_));
         for (const Track& track : tracks_)
             if (!track.lost.empty()) fmt::print(to, "  {}: ended at {}\n", track.what, track.lost);
+        if (tracks_[0].lost.empty() && tracks_[1].lost.empty()) {
+            const double exact = last_[0].state, rounded = last_[1].state;
+            if (exact > 0 && std::isfinite(rounded / exact))
+                fmt::print(to, "  after {} steps a gate and beta in {} are {:.3g} x as far off as exact ones\n",
+                           o_.steps, name_of(round_), rounded / exact);
+        }
+        for (const Track& track : tracks_) {
+            if (track.rounded || !track.lost.empty()) continue;
+            if (track.over.empty())
+                fmt::print(to, "  {}: within the derived gate at every step, {:.2g} x its limit at most\n", track.what,
+                           track.worst);
+            else
+                fmt::print(to, "  {}: over the derived gate, first at {}\n", track.what, track.over);
+        }
+        judge::CaseResult result = verdict();
+        Labels labels;
+        labels.id = id_, labels.rule = o_.rule, labels.pass = "decode", labels.dtype = o_.dtype;
+        labels.subject = subject.name();
+        Counts counts;
+        counts.add(result.verdict);
+        records_.result(labels, result);
+        records_.summary(counts, 0);
         if (!o_.svg.empty()) {
             const std::string svg =
                 log_chart("Decode drift of " + subject.name(), "decode steps", "state, relative L2 error", curves);
             io::write_whole(o_.svg, std::as_bytes(std::span(svg)));
         }
-        if (status_ == subjects::Status::skipped) return kNothing;
-        if (status_ == subjects::Status::crashed || status_ == subjects::Status::hung) return kCrashed;
-        if (status_ == subjects::Status::failed) return kWrong;
-        if (tracks_[1].lost.empty())
-            fmt::print(to, "  {}\n",
-                       last_[0].state > 0
-                           ? fmt::format("after {} steps a gate and beta in {} are {:.3g} x as far off as exact ones",
-                                         o_.steps, name_of(round_), last_[1].state / last_[0].state)
-                           : "the exact track has no error at all");
-        if (over_.empty())
-            fmt::print(to, "  exact gate: within the derived gate at every step, {:.2g} x its limit at most\n", worst_);
-        else
-            fmt::print(to, "  exact gate: over the derived gate, first at {}\n", over_);
-        return over_.empty() ? kPass : kWrong;
+        switch (result.verdict) {
+            case judge::Verdict::pass:
+                return kPass;
+            case judge::Verdict::skipped:
+                return kNothing;
+            case judge::Verdict::crashed:
+            case judge::Verdict::hung:
+                return kCrashed;
+            default:
+                return kWrong;
+        }
+    }
+
+    /// The worst of the tracks: a crash or hang of any; a wrong answer, or an exact or packed track over the gate. A
+    /// subject that skips the plain call skips all; other tracks it may skip.
+    judge::CaseResult verdict() const {
+        judge::CaseResult result;
+        result.verdict = judge::Verdict::pass;
+        const auto say = [&](judge::Verdict v, const Track& track, const std::string& why) {
+            result.verdict = v;
+            result.reason = std::string(track.what) + ": " + why;
+        };
+        for (const Track& track : tracks_) {
+            if (track.ended == subjects::Status::skipped && &track == &tracks_[0])
+                say(judge::Verdict::skipped, track, track.lost);
+            if (track.ended == subjects::Status::failed) say(judge::Verdict::fail, track, track.lost);
+            if (!track.over.empty()) say(judge::Verdict::fail, track, track.over);
+        }
+        for (const Track& track : tracks_) {
+            if (track.ended == subjects::Status::hung) say(judge::Verdict::hung, track, track.lost);
+            if (track.ended == subjects::Status::crashed) say(judge::Verdict::crashed, track, track.lost);
+        }
+        return result;
     }
 
     const DriftOptions& o_;
@@ -228,15 +281,12 @@ private:
     std::string id_;
     io::Bundle exact_, rounded_;  ///< all tokens, as logits; with gate and beta rounded
     std::int64_t slot_ = 0;
-    Track tracks_[3] = {{"exact", "exact gate", false, false, {}, {}, ""},
-                        {"rounded", "rounded gate", true, false, {}, {}, ""},
-                        {"packed", "packed", false, true, {}, {}, ""}};
+    Track tracks_[3] = {{"exact", "exact gate", false, false, {}, {}, "", {}, 0, 0, ""},
+                        {"rounded", "rounded gate", true, false, {}, {}, "", {}, 0, 0, ""},
+                        {"packed", "packed", false, true, {}, {}, "", {}, 0, 0, ""}};
     io::Array oracle_, twin_;  ///< pools in fp64 and fp32
     Point exact_now_, twin_now_, magnitude_now_;
     Errors last_[3];
-    double needed_ = 0, worst_ = 0;
-    std::string over_;
-    subjects::Status status_ = subjects::Status::answered;
 };
 
 }  // namespace

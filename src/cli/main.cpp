@@ -134,7 +134,14 @@ int main(int argc, char** argv) {
     d.add_option("--heads", drift.heads, "H = HV")->capture_default_str();
     d.add_option("--dk", drift.K, "K, channels of q and k")->capture_default_str();
     d.add_option("--dv", drift.V, "V, columns of v")->capture_default_str();
-    d.add_option("--seed", drift.seed, "of the inputs")->capture_default_str();
+    d.add_option("--seed", drift.seed, "of the inputs")
+        ->capture_default_str()
+        ->check(CLI::Validator(
+            [](const std::string& text) {
+                const bool digits = text.find_first_not_of("0123456789") == std::string::npos && text.size() < 20;
+                return digits ? std::string() : "given '" + text + "', expected a whole number below 10^19";
+            },
+            ""));
     add_subject(d, drift.subject, drift.settings);
     d.add_option("--json", drift.json, "write JSON Lines to a file, - for stdout");
     d.add_option("--svg", drift.svg, "draw the growth of the state's error to a file");
@@ -146,8 +153,10 @@ int main(int argc, char** argv) {
     b.add_option("--suite", bench.suite, names(tidegate::cases::suites()));
     b.add_option("--rule", bench.rule, names(tidegate::rules()) + "; filters a suite");
     b.add_option("--dtype", bench.dtype, "fp32 | bf16 | fp16; filters a suite");
-    b.add_option("--pass", bench.pass, "forward | decode | packed; of a suite")->capture_default_str();
-    b.add_option("--threads", bench.threads, "thread counts, by commas; default 1 and all cores")->delimiter(',');
+    b.add_option("--pass", bench.pass, "forward | decode | packed; of a suite (default: forward)");
+    b.add_option("--threads", bench.threads, "thread counts, by commas; default 1 and all cores")
+        ->delimiter(',')
+        ->allow_extra_args(false);
     b.add_option("--seconds", bench.seconds, "time spent on a row")->capture_default_str();
     b.add_option("--peer", bench.peer, "a peer's plugin; default: libtidegate_peer_ggml.so beside the tool");
     b.add_option("--json", bench.json, "write JSON Lines to a file, - for stdout");

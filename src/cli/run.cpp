@@ -8,10 +8,13 @@
 #include "cli/exit_code.h"
 #include "cli/verbs.h"
 #include "io/safetensors.h"
+#include "tidegate/error.h"
 
 namespace tidegate::cli {
 
 int run(const RunOptions& o) {
+    if (std::filesystem::exists(o.out) && std::filesystem::exists(o.in) && std::filesystem::equivalent(o.in, o.out))
+        throw Error("OUT", "OUT: given the request's own file, expected another");
     const bool id = cases::looks_like_id(o.in) && !std::filesystem::exists(o.in);
     const io::Bundle request = id ? cases::generate(cases::parse(o.in)) : io::read_safetensors(o.in);
     cases::validate(request, o.allow_nan || id);

@@ -38,7 +38,7 @@ struct PlanOptions {
 int plan(const PlanOptions& options);
 
 struct BenchOptions {
-    std::string target, suite, rule, dtype, pass = "forward", json, peer;
+    std::string target, suite, rule, dtype, pass, json, peer;
     std::vector<int> threads;
     double seconds = 1.5;  ///< a row
 };

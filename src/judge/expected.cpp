@@ -28,7 +28,8 @@ std::vector<Cell> cells_of(const NormalForm& nf, Kind kind) {
             for (std::int64_t t = s.begin; t < s.end; ++t)
                 for (std::int32_t h = 0; h < heads; ++h) {
                     const std::int64_t row = s.batch * nf.tokens + t;
-                    cells[static_cast<std::size_t>(row * heads + h)] = {static_cast<std::int32_t>(n), row, h};
+                    cells[static_cast<std::size_t>(row * heads + h)] = {static_cast<std::int32_t>(n), row, h,
+                                                                        nf.source(n) < 0};
                 }
         }
         return cells;

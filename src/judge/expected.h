@@ -24,7 +24,7 @@ struct Cell {
     std::int32_t sequence;  ///< or the slot of a pool
     std::int64_t token;     ///< packed; -1: a state
     std::int32_t head;
-    bool kept = false;  ///< a slot that no request names: not a bit of it may change
+    bool kept = false;  ///< a slot that no request names, or a pad's rows: not a bit may differ
 };
 
 /// One output tensor: exact values, the twin's, and magnitudes, in row-major order with states as [N, HV, K, V].

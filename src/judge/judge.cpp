@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "cases/random.h"
 #include "cases/request.h"
@@ -103,6 +104,17 @@ Bench::Bench(const io::Bundle& request, const Twin& twin, const Gate& gate)
     }
 }
 
+/// The first slot that no request names and that is not, bit for bit, what it was; -1: none.
+std::int64_t Bench::changed_slot(const io::Array& state, const Output& output) const {
+    const io::Array before = cases::row_major(*request_.find("state")), after = cases::row_major(state);
+    const auto bytes = static_cast<std::size_t>(output.width * bytes_of(state.dtype));
+    for (std::size_t c = 0; c < output.cells.size(); ++c)
+        if (output.cells[c].kept &&
+            std::memcmp(before.bytes.data() + c * bytes, after.bytes.data() + c * bytes, bytes) != 0)
+            return output.cells[c].sequence;
+    return -1;
+}
+
 std::vector<TensorResult> Bench::judge(const io::Bundle& answer,
                                        const std::map<std::string, std::int64_t>& unwritten) const {
     std::vector<TensorResult> results;
@@ -118,17 +130,21 @@ std::vector<TensorResult> Bench::judge(const io::Bundle& answer,
         }
         r.measured = true;
         r.measures = gauges_[i].measure(values_of(answer, r.name, request_));
+        const std::int64_t changed = r.name == "state" ? changed_slot(*answer.find(r.name), expected_.outputs[i]) : -1;
         if (const auto it = unwritten.find(r.name); it != unwritten.end()) r.unwritten = it->second;
         if (r.unwritten > 0) {
             r.verdict = Verdict::fail;
             r.reason = std::to_string(r.unwritten) + " elements never written";
+        } else if (changed >= 0 && r.measures.needed <= 1) {
+            r.verdict = Verdict::fail;
+            r.reason = "bits changed in slot " + std::to_string(changed) + ", which no request names";
         } else if (!(r.measures.needed <= 1)) {
             r.verdict = Verdict::fail;
             r.reason = r.measures.why;
         } else if (gauges_[i].undecided() > 0) {
             r.verdict = Verdict::blind;
-            r.reason =
-                "the twin overflows in " + std::to_string(gauges_[i].undecided()) + " elements: nothing is known there";
+            r.reason = "the twin overflows, or the value vanishes beside the largest, in " +
+                       std::to_string(gauges_[i].undecided()) + " elements: nothing is known there";
         } else if (!blinding_[i].empty()) {
             r.verdict = Verdict::blind;
             r.reason = "would pass:";

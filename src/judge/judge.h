@@ -44,6 +44,7 @@ public:
     const Gauge& gauge(std::size_t output) const { return gauges_[output]; }
 
 private:
+    std::int64_t changed_slot(const io::Array& state, const Output& output) const;
     const io::Bundle& request_;
     Expected expected_;
     std::vector<Gauge> gauges_;

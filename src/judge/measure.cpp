@@ -16,7 +16,7 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 
 constexpr std::array kGates{
     Gate{
-        Profile::derived, "derived", 1,
+        Profile::derived, "derived", 2,
         "error <= 2x the twin's per tensor and head, 8x per token; plus half an ulp and 2^-23 of the step's magnitude"},
     Gate{Profile::kcp, "kcp", 1, "nrmse < 5e-3 per sequence"},
     Gate{Profile::chunk_fp16, "chunk-fp16", 1, "cosine >= 0.999 and nrmse <= 0.02"},
@@ -63,6 +63,13 @@ bool met_in_kind(double exact, double x, Dtype dtype) {
     return overflows && x == std::copysign(kInf, exact);
 }
 
+/// Whose every bit was given.
+std::string kept_name(const Output& output, std::size_t cell) {
+    const std::string n = std::to_string(output.cells[cell].sequence);
+    return output.name == "state" ? "slot " + n + ", which no request names"
+                                  : "request " + n + ", a pad, whose rows are zeros";
+}
+
 int exponent(double x) { return x == 0 ? INT_MIN : std::isfinite(x) ? std::ilogb(x) : INT_MAX; }
 
 }  // namespace
@@ -89,7 +96,8 @@ Gauge::Gauge(const Output& output, const Gate& gate) : output_(output), gate_(ga
         const double exact = output.exact[i], twin = (output.twin[i] - exact) * scale_;
         zero_reference_ = zero_reference_ && exact == 0;
         const bool in_range = std::isfinite(round_to(exact, output.dtype));
-        finite_[i] = in_range && std::isfinite(twin) ? 1 : 0;
+        const bool vanishes = exact != 0 && std::fabs(exact) * scale_ < 0x1p-500;
+        finite_[i] = in_range && std::isfinite(twin) && !vanishes ? 1 : 0;
         undecided_ += in_range && finite_[i] == 0 && !near_overflow(exact, output.dtype) ? 1 : 0;
         if (finite_[i] == 0) continue;
         Sums& s = fixed_[i / static_cast<std::size_t>(output.width)];
@@ -115,6 +123,7 @@ Gauge::Totals Gauge::add_up(std::span<const double> out) const {
     t.cells = fixed_;
     t.heads.resize(heads_);
     t.sequences.resize(sequences_);
+    t.pairs.resize(sequences_ * heads_);
     const auto width = static_cast<std::size_t>(output_.width);
     for (std::size_t c = 0; c < t.cells.size(); ++c) {
         Sums& s = t.cells[c];
@@ -136,6 +145,7 @@ Gauge::Totals Gauge::add_up(std::span<const double> out) const {
         }
         accumulate(t.all, s);
         accumulate(t.heads[static_cast<std::size_t>(output_.cells[c].head)], s);
+        accumulate(t.pairs[pair_of(output_.cells[c])], s);
         accumulate(t.sequences[static_cast<std::size_t>(output_.cells[c].sequence)], s);
     }
     return t;
@@ -144,8 +154,8 @@ Gauge::Totals Gauge::add_up(std::span<const double> out) const {
 double Gauge::cell_limit(std::size_t cell, const Totals& t) const {
     const Sums& s = t.cells[cell];
     if (output_.cells[cell].kept) return 0;
-    const Sums& head = t.heads[static_cast<std::size_t>(output_.cells[cell].head)];
-    return derived_limit(8 * std::max(rms(s.twin, s.count), rms(head.twin, head.count)), s);
+    const Sums& pair = t.pairs[pair_of(output_.cells[cell])];
+    return derived_limit(8 * std::max(rms(s.twin, s.count), rms(pair.twin, pair.count)), s);
 }
 
 void Gauge::apply_gate(const Totals& t, Measures& m) const {
@@ -162,9 +172,7 @@ void Gauge::apply_gate(const Totals& t, Measures& m) const {
         m.why = std::to_string(t.mismatched) + " elements not finite where they must be, or the other way round";
     }
     for (std::size_t c = 0; c < t.cells.size(); ++c)
-        if (output_.cells[c].kept)
-            look(rms(t.cells[c].err, t.cells[c].count), 0,
-                 "slot " + std::to_string(output_.cells[c].sequence) + ", which no request names");
+        if (output_.cells[c].kept) look(rms(t.cells[c].err, t.cells[c].count), 0, kept_name(output_, c));
     const bool state = !output_.cells.empty() && output_.cells[0].token < 0;
     switch (gate_.profile) {
         case Profile::kcp:

@@ -63,7 +63,8 @@ public:
 
     const Output& output() const { return output_; }
     double reference_rms() const { return reference_rms_; }
-    /// Elements that say nothing because the twin overflowed where the exact value is finite.
+    /// Elements that say nothing: the twin overflowed where the exact value is finite, or they are too small beside the
+    /// tensor's largest to be squared in one range with it.
     std::int64_t undecided() const { return undecided_; }
     bool zero_reference() const { return zero_reference_; }  ///< identically zero, or empty
     std::span<const char> finite() const { return finite_; }
@@ -72,6 +73,7 @@ private:
     struct Totals {
         Sums all;
         std::vector<Sums> cells, heads, sequences;
+        std::vector<Sums> pairs;  ///< by sequence and head: others' values say nothing about theirs
         std::int64_t mismatched = 0;
         std::int64_t first_mismatch = -1;
         double max_abs = 0;
@@ -79,6 +81,9 @@ private:
     Totals add_up(std::span<const double> out) const;
     void apply_gate(const Totals& t, Measures& m) const;
     double cell_limit(std::size_t cell, const Totals& t) const;
+    std::size_t pair_of(const Cell& cell) const {
+        return static_cast<std::size_t>(cell.sequence) * heads_ + static_cast<std::size_t>(cell.head);
+    }
 
     const Output& output_;
     Gate gate_;

@@ -61,6 +61,7 @@ void slots(const Decode& p, const Extents& e, bool readable) {
     }
     const bool columns = p.state_indices.rank == 2;
     const std::int64_t W = columns ? p.state_indices.shape[1] : 1;
+    if (p.state_indices.rank > 2) fail("state_indices", "shape " + shape_text(p.state_indices), "[B] or [B, W]");
     if (columns) {
         checks::indices("state_indices", p.state_indices, "[B, W]", {e.B, W});
         if (W < e.T)
@@ -75,7 +76,13 @@ void slots(const Decode& p, const Extents& e, bool readable) {
     }
     if (!readable) return;
     std::set<std::int64_t> others, own;  // slots of the requests before, and of this one; only where values are checked
+    NormalForm sizes;                    // says which requests are pads: their slots are nobody's
+    sizes.pool = true;
+    sizes.state_indices = p.state_indices;
+    sizes.num_accepted = p.num_accepted;
+    sizes.null_slot = p.null_slot;
     for (std::int64_t n = 0; n < e.B; ++n) {
+        const bool pad = sizes.source(n) < 0;
         for (std::int64_t w = 0; w < W; ++w) {
             const auto bad = [&](std::int64_t slot, const std::string& expected) {
                 fail("state_indices[" + std::to_string(n) + (columns ? ", " + std::to_string(w) : "") + "]",
@@ -83,7 +90,7 @@ void slots(const Decode& p, const Extents& e, bool readable) {
             };
             const std::int64_t slot = columns ? load_index(p.state_indices, n, w) : load_index(p.state_indices, n);
             if (slot >= P) bad(slot, "a slot below the pool's " + std::to_string(P));
-            if (!p.check_values || slot < 0 || slot == p.null_slot) continue;
+            if (!p.check_values || pad || slot < 0 || slot == p.null_slot) continue;
             if (others.count(slot) > 0) bad(slot, "a slot that no other request names");
             own.insert(slot);
         }
@@ -156,6 +163,8 @@ Decode unpack(const PackedDecode& p) {
     if (HV < 1 || K < 1 || V < 1) fail("state", "shape " + shape_text(p.state), "HV, K, V >= 1");
     require("mixed_qkv", p.mixed_qkv, "[B, 2 H K + HV V]");
     if (p.mixed_qkv.rank != 2) fail("mixed_qkv", "shape " + shape_text(p.mixed_qkv), "[B, 2 H K + HV V]");
+    if (p.mixed_qkv.shape[0] < 1) fail("mixed_qkv", "shape " + shape_text(p.mixed_qkv), "B >= 1");
+    if (!is_float(p.mixed_qkv.dtype)) fail("mixed_qkv", name_of(p.mixed_qkv.dtype), "fp32, bf16 or fp16");
     const std::int64_t B = p.mixed_qkv.shape[0], width = p.mixed_qkv.shape[1], H = (width - HV * V) / (2 * K);
     if (B < 1 || H < 1 || width != 2 * H * K + HV * V || HV % H != 0)
         fail("mixed_qkv", "shape " + shape_text(p.mixed_qkv),

@@ -63,6 +63,10 @@ void options(const Inputs& p) {
         std::snprintf(text, sizeof text, "%.9g", x);
         return std::string(text);
     };
+    if (p.head_map != HeadMap::grouped && p.head_map != HeadMap::tiled)
+        fail("head_map", number(static_cast<double>(p.head_map)), "grouped or tiled");
+    if (p.gate_form != GateForm::softplus && p.gate_form != GateForm::bounded)
+        fail("gate_form", number(static_cast<double>(p.gate_form)), "softplus or bounded");
     if (p.scale && !std::isfinite(static_cast<float>(*p.scale)))
         fail("scale", number(*p.scale), "a number that is finite in fp32");
     if (p.a.present() && p.gate_form == GateForm::bounded && !(p.lower_bound >= -5 && p.lower_bound < 0))

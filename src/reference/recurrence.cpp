@@ -115,7 +115,7 @@ void sequence(const NormalForm& nf, const Policy& policy, std::int64_t n, std::i
         }
         if (policy.mistake != Mistake::read_before_write) read(token.s.q, S, out.o);
         if (mag != nullptr) {
-            read(absolute(token.s.q), absolute(S), mag->o);
+            read(absolute(token.s.q), M, mag->o);
             for (std::size_t j = 0; j < V; ++j) mag->o[row + j] = std::fabs(mag->o[row + j]);
         }
         if (!out.state_tokens.empty()) keep(S, out.state_tokens, row / V);

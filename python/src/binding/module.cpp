@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -93,6 +94,8 @@ std::string call(const nb::dict& given, const nb::set& bf16, const nb::dict& opt
     read(problem, tensors, options);
     Options how;
     how.threads = option<int>(options, "threads", "a number of threads, 0 for all cores").value_or(0);
+    if (const auto stream = option<std::uintptr_t>(options, "stream", "a stream's address"))
+        how.stream = reinterpret_cast<void*>(*stream);
     const nb::gil_scoped_release free;
     if (only_plan) return plan(problem, how).text();
     run(problem, how);

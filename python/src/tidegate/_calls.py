@@ -2,7 +2,7 @@
 import functools
 
 from . import _core
-from ._tensors import dtype_name, empty, exported, finished
+from ._tensors import dtype_name, empty, exported, finished, stream_of
 
 
 class _Call:
@@ -13,7 +13,8 @@ class _Call:
 
     def run(self, only_plan=False):
         outputs = ("out", "final_state", "state", "state_tokens")
-        return getattr(_core, self.operation)(*exported(self.tensors, outputs), self.options, only_plan)
+        options = dict(self.options, stream=stream_of(next(iter(self.tensors.values()))))
+        return getattr(_core, self.operation)(*exported(self.tensors, outputs), options, only_plan)
 
 
 def _operation(collect):

@@ -55,6 +55,13 @@ def exported(tensors, outputs):
     return handed, bf16
 
 
+def stream_of(tensor):
+    """The address of the CUDA stream that PyTorch puts work on such a tensor on; None for all others."""
+    if framework(tensor) == "torch" and tensor.is_cuda:
+        return sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream
+    return None
+
+
 def empty(argument, like, shape, dtype):
     """A new tensor of `like`'s framework, where `like` is; for JAX a NumPy array, see finished()."""
     name = _LONG_NAMES[dtype]
