@@ -39,24 +39,24 @@ class Check {
 public:
     explicit Check(const CheckOptions& options) : o_(options), gate_(judge::gate_from(options.gate)) {
         if (!o_.twin.empty()) judge::twin_from(o_.twin);
+        plan_jobs();
     }
 
-    int run() {
-        plan_jobs();
-        if (o_.list) {
-            for (const Job& job : jobs_) fmt::print("{}\n", job.label);
-            return kPass;
-        }
-        const std::unique_ptr<subjects::Subject> subject = subjects::make_subject(o_.subject, o_.settings);
+    int list() const {
+        for (const Job& job : jobs_) fmt::print("{}\n", job.label);
+        return kPass;
+    }
+
+    int run(subjects::Subject& subject, std::FILE* to) {
         if (o_.subject.rfind("file:", 0) == 0) {
             if (jobs_.size() != 1 || jobs_[0].generated)
                 throw Error("subject", "subject: given '" + o_.subject + "' with cases, expected it with FILE only");
-            subject->answer(jobs_[0].file);  // an unreadable answer file is bad input, not a crash
+            subject.answer(jobs_[0].file);  // an unreadable answer file is bad input, not a crash
         }
         Records records(o_.json);
-        Report report(o_.json == "-" ? stderr : stdout, o_.quiet);
+        Report report(to, o_.quiet);
         const auto start = std::chrono::steady_clock::now();
-        work(*subject, records, report);
+        work(subject, records, report);
         const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
         if (o_.mutants) mutant_table(report);
         const Counts broken = o_.properties ? property_table(report) : Counts();
@@ -108,6 +108,7 @@ private:
     }
 
     std::string replay(const Job& job) const {
+        if (o_.replay) return o_.replay(job.label);
         std::string text =
             "tidegate check " + subjects::in_shell(job.label) + " --subject " + subjects::in_shell(o_.subject);
         if (!job.generated)
@@ -300,6 +301,15 @@ private:
 
 }  // namespace
 
-int check(const CheckOptions& options) { return Check(options).run(); }
+int check(const CheckOptions& options) {
+    Check check(options);
+    if (options.list) return check.list();
+    const std::unique_ptr<subjects::Subject> subject = subjects::make_subject(options.subject, options.settings);
+    return check.run(*subject, options.json == "-" ? stderr : stdout);
+}
+
+int check(const CheckOptions& options, subjects::Subject& subject, std::FILE* to) {
+    return Check(options).run(subject, to);
+}
 
 }  // namespace tidegate::cli

@@ -1,6 +1,8 @@
 // The verbs and what the command line gives them.
 #pragma once
 
+#include <cstdio>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,8 +22,11 @@ struct CheckOptions {
     std::string json;  ///< path, or "-"
     bool allow_nan = false, mutants = false, properties = false, bit_exact = false, list = false, quiet = false;
     subjects::Settings settings;
+    std::function<std::string(const std::string& id)> replay;  ///< how a case is shown again; empty: by this command
 };
 int check(const CheckOptions& options);
+/// With a subject of the caller's, and the report to a file of the caller's.
+int check(const CheckOptions& options, subjects::Subject& subject, std::FILE* to);
 
 struct RunOptions {
     std::string in, out, subject = "cpu";
