@@ -143,6 +143,28 @@ Tails peers(Dtype dtype) {
     return list;
 }
 
+/// 32 value heads of 128 x 128, as the field's decode tables have them; bf16 activations.
+Tails peers_cuda(bool packed, Dtype dtype) {
+    Tails list;
+    if (dtype != Dtype::bf16) return list;
+    for (const char* state : {"", "/state=bf16"})
+        for (const char* layout : {"", "/layout=vk"})
+            for (const char* B : {"1", "8", "32", "64", "128", "256"})
+                list.push_back(std::string(B) + ",1,16,32,128,128/gates=logits" + layout + state + "/1");
+    if (!packed)
+        for (const char* T : {"1", "2", "4"}) list.push_back("64," + std::string(T) + ",16,32,128,128/gates=logits/1");
+    return list;
+}
+
+/// Every kernel and path once.
+Tails sanitize(bool packed, Dtype dtype) {
+    if (dtype != Dtype::bf16) return {};
+    Tails list{"3,1,2,4,128,64/slots=1,-1,2/1", "2,1,2,4,64,64/state=bf16/2", "2,1,2,4,128,64/layout=vk/3",
+               "2,1,2,4,64,32/layout=vk/state=fp16/4", "2,1,2,4,80,33/5"};
+    if (!packed) list.insert(list.end(), {"2,3,2,4,64,64/columns=4/accepted=2,0/each=1/6", "2,2,2,4,257,16/7"});
+    return list;
+}
+
 /// A packed call's logits need no saying.
 Tails packed_ids(Tails list) {
     for (std::string& tail : list)
@@ -161,6 +183,8 @@ Tails decode_tails(const std::string& name, const std::string& pass, Dtype dtype
     if (name == "states") list = states(packed);
     if (name == "field") list = field(packed, dtype, vector);
     if (name == "peers-cpu") list = peers(dtype);
+    if (name == "peers-cuda") list = peers_cuda(packed, dtype);
+    if (name == "sanitize") list = sanitize(packed, dtype);
     if (name == "all")
         for (const char* part : {"quick", "tails", "gates", "states", "field"})
             for (const std::string& tail : decode_tails(part, pass, dtype, vector)) list.push_back(tail);

@@ -19,7 +19,9 @@ constexpr std::array kSuites{
     Suite{"states", "initial and final states, layouts, types"},
     Suite{"field", "inputs that have broken real kernels"},
     Suite{"peers-cpu", "shapes that `bench` times beside a peer (fp32; not part of all)"},
-    Suite{"all", "all of the above but peers-cpu"},
+    Suite{"peers-cuda", "decode shapes that `bench --subject cuda` times (not part of all)"},
+    Suite{"sanitize", "a few cases for slow checkers (not part of all)"},
+    Suite{"all", "all of the above but the last three"},
 };
 
 Tails quick() {
@@ -173,6 +175,7 @@ Tails peers(Dtype dtype) {
 
 Tails tails_of(const std::string& name, Dtype dtype, bool vector) {
     if (name == "peers-cpu") return peers(dtype);
+    if (name == "peers-cuda" || name == "sanitize") return {};
     if (name == "quick") return quick();
     if (name == "tails") return tails();
     if (name == "gates") return gates(vector);
@@ -181,7 +184,8 @@ Tails tails_of(const std::string& name, Dtype dtype, bool vector) {
     if (name == "field") return field(dtype, vector);
     Tails all;
     for (const Suite& part : kSuites)
-        if (part.name != name && std::string(part.name) != "peers-cpu")
+        if (part.name != name && std::string(part.name) != "peers-cpu" && std::string(part.name) != "peers-cuda" &&
+            std::string(part.name) != "sanitize")
             for (const std::string& tail : tails_of(part.name, dtype, vector)) all.push_back(tail);
     return all;
 }

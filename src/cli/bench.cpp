@@ -156,6 +156,9 @@ public:
             list = cases::suite(o_.suite, filter);
         }
         if (list.empty()) return kNothing;
+        if (o_.subject == "cuda") return bench_cuda(o_, list);
+        if (o_.subject != "cpu")
+            throw Error("subject", "subject: given '" + o_.subject + "' to bench, expected cpu or cuda");
         std::FILE* to = o_.json == "-" ? stderr : stdout;
         std::string ceilings;
         for (const int t : threads_) {

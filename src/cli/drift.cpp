@@ -96,10 +96,11 @@ public:
                 if (!tracks_[i].lost.empty()) continue;
                 last_[i] = e[i];
                 curves[i].points.emplace_back(static_cast<double>(t + 1), e[i].state);
-                records_.drift(fmt::format(
-                    R"("record":"drift","protocol":1,"case":{},"subject":{},"step":{},"gate":"{}",)"
-                    R"("state_rel_l2":{},"o_rel_l2":{})",
-                    cli::quoted(id_), cli::quoted(subject->name()), t + 1, tracks_[i].gate, number(e[i].state), number(e[i].o)));
+                records_.drift(
+                    fmt::format(R"("record":"drift","protocol":1,"case":{},"subject":{},"step":{},"gate":"{}",)"
+                                R"("state_rel_l2":{},"o_rel_l2":{})",
+                                cli::quoted(id_), cli::quoted(subject->name()), t + 1, tracks_[i].gate,
+                                number(e[i].state), number(e[i].o)));
             }
             if (shown(t + 1)) {
                 const auto cell = [&](std::size_t i, double x) {

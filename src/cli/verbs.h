@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cases/case.h"
 #include "subjects/spec.h"
 
 namespace tidegate::cli {
@@ -43,11 +44,12 @@ struct PlanOptions {
 int plan(const PlanOptions& options);
 
 struct BenchOptions {
-    std::string target, suite, rule, dtype, pass, json, peer;
+    std::string target, suite, rule, dtype, pass, json, peer, subject = "cpu";
     std::vector<int> threads;
     double seconds = 1.5;  ///< a row
 };
 int bench(const BenchOptions& options);
+int bench_cuda(const BenchOptions& options, const std::vector<cases::Case>& list);
 
 struct DriftOptions {
     std::string rule = "gdn", dtype = "bf16", subject = "cpu", json, svg;

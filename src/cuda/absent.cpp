@@ -16,5 +16,8 @@ void release(void*) {}
 void to_device(void*, const void*, std::size_t) { absent(); }
 void to_host(void*, const void*, std::size_t) { absent(); }
 void synchronise() {}
+void copy(void*, const void*, std::size_t, void*) { absent(); }
+double median_seconds(int, int, const std::function<void(void*, int)>&) { absent(); }
+std::string device_name() { return "none"; }
 
 }  // namespace tidegate::cuda

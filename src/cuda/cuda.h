@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
+#include <string>
 
 #include "problem/normal_form.h"
 #include "tidegate/plan.h"
@@ -22,5 +24,11 @@ void release(void* memory);
 void to_device(void* to, const void* from, std::size_t bytes);
 void to_host(void* to, const void* from, std::size_t bytes);
 void synchronise();
+void copy(void* to, const void* from, std::size_t bytes, void* stream);  ///< device to device, asynchronous
+
+/// Median seconds of one of `calls` calls in a CUDA graph, over `repeats` replays: call(stream, i) for i < calls.
+double median_seconds(int calls, int repeats, const std::function<void(void* stream, int i)>& call);
+/// "NVIDIA H200" and the like.
+std::string device_name();
 
 }  // namespace tidegate::cuda

@@ -2,6 +2,7 @@
 #include <string>
 #include <string_view>
 
+#include "cuda/checked.h"
 #include "cuda/cuda.h"
 #include "cuda/decode/kernels.cuh"
 #include "plan/cuda_plan.h"
@@ -9,10 +10,6 @@
 
 namespace tidegate::cuda {
 namespace {
-
-void checked(cudaError_t error, const char* what) {
-    if (error != cudaSuccess) throw Error("cuda", std::string("cuda: ") + what + ": " + cudaGetErrorString(error));
-}
 
 View view_of(const Tensor& t) {
     View v{t.present() ? t.data : nullptr, t.dtype, {}};
@@ -92,29 +89,5 @@ void run(const NormalForm& nf, const Plan& plan, const Options& options) {
         }
     throw Error("plan", "plan: no CUDA kernel is called " + std::string(plan.arithmetic.path));
 }
-
-const char* unavailable() {
-    int count = -1;
-    const cudaError_t error = cudaGetDeviceCount(&count);
-    if (error != cudaSuccess) return cudaGetErrorString(error);
-    if (count < 1) return "no CUDA device";
-    int major = 0;
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-    return major == 9 ? nullptr : "the device is no Hopper GPU (compute capability 9.0)";
-}
-
-void* allocate(std::size_t bytes) {
-    void* memory = nullptr;
-    checked(cudaMalloc(&memory, bytes > 0 ? bytes : 1), "allocation");
-    return memory;
-}
-void release(void* memory) { cudaFree(memory); }
-void to_device(void* to, const void* from, std::size_t bytes) {
-    checked(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "copy to the device");
-}
-void to_host(void* to, const void* from, std::size_t bytes) {
-    checked(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "copy from the device");
-}
-void synchronise() { checked(cudaDeviceSynchronize(), "a kernel"); }
 
 }  // namespace tidegate::cuda
