@@ -47,10 +47,12 @@ Plan plan_cuda(const NormalForm& nf) {
     switch (dense_dimension(nf)) {
         case 'V':
             a.path = "cuda/decode/kv";
+            s.threads = threads_of(size);
             s.slice_v = kv_slice(size);
             break;
         case 'K':
             a.path = "cuda/decode/vk";
+            s.threads = threads_of(size);
             s.slice_v = vk_slice(size, nf.K);
             break;
         default:

@@ -8,8 +8,6 @@
 
 namespace tidegate::cuda {
 
-inline constexpr int kThreads = 128, kWarps = kThreads / 32;
-
 __device__ inline float load(const void* data, Dtype dtype, std::int64_t i) {
     switch (dtype) {
         case Dtype::bf16:
@@ -71,101 +69,120 @@ __device__ inline float sigmoid(float x) {
     return (x < 0 ? e : 1.0F) / (1.0F + e);
 }
 
-/// exp(g) of one channel. As problem/load.h, in fp32.
-__device__ inline float decay_of(const DecodeParams& p, int n, int t, int h, int c) {
-    const bool vector = p.decay == Decay::vector;
-    float g = load(p.gate.data, p.gate.dtype, at(p.gate, n, t, h) + (vector ? c : 0));
-    if (p.gate_kind != GateKind::given) {
-        const float A_log = load(p.A_log.data, p.A_log.dtype, at(p.A_log, h));
-        float x = g;
-        if (p.dt_bias.data != nullptr)
-            x += load(p.dt_bias.data, p.dt_bias.dtype, at(p.dt_bias, h) + (vector ? c * p.dt_bias.stride[1] : 0));
-        if (p.gate_kind == GateKind::softplus) {
-            // Far below zero softplus(x) = exp(x), and the exponents are added first: inf times 0 would be NaN.
-            g = x < -17.0F ? -expf(A_log + x) : -(expf(A_log) * (fmaxf(x, 0.0F) + log1pf(expf(-fabsf(x)))));
-            if (isnan(x)) g = x;
-        } else {
-            g = p.lower_bound * sigmoid(x == 0 ? 0.0F : expf(A_log) * x);
-        }
-    }
-    if (p.has_min && g < p.gate_min) g = p.gate_min;
-    return expf(g);
-}
-
-__device__ inline float strength(const View& x, StrengthKind kind, bool vector, int n, int row, int h, int c) {
-    if (kind == StrengthKind::one) return 1.0F;
-    const float y = load(x.data, x.dtype, at(x, n, row, h) + (vector ? c : 0));
-    if (kind == StrengthKind::given) return y;
-    return sigmoid(y) * (kind == StrengthKind::twice_sigmoid ? 2.0F : 1.0F);
-}
-
-/// A row's coefficients by channel, in shared memory, [K] each: S <- d o S + k x^T + b p^T with p = read^T S, and
-/// o = (query^T S) + qk x + qb p of the state before the row.
-struct RowCoefficients {
-    float *d, *k, *read, *query, *b;
-    float* sums;  ///< [4][kWarps]: q^2, k^2, q.k, q.b by warp
-};
-
 __device__ inline float warp_sum(float x) {
     for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(0xFFFFFFFF, x, lane);
     return x;
 }
 
-/// Fills `c` for Householder step `row` of request n, head h. All threads take part; ends with a barrier. Returns
-/// {qk, qb}.
-__device__ __noinline__ float2 load_row(const DecodeParams& p, const RowCoefficients& c, int n, int h, int row) {
-    const int t = row / p.steps, hk = p.tiled ? h % p.H : h / (p.HV / p.H);
-    const bool decays = p.decay != Decay::none && row % p.steps == 0;
-    float qq = 0, kk = 0, qk = 0, qb = 0;
-    for (int i = static_cast<int>(threadIdx.x); i < p.K; i += kThreads) {
-        const float q = load(p.q.data, p.q.dtype, at(p.q, n, t, hk) + i);
-        const float k = load(p.k.data, p.k.dtype, at(p.k, n, row, hk) + i);
-        const float d = decays ? decay_of(p, n, t, h, i) : 1.0F;
-        c.d[i] = d;
-        c.k[i] = k;
-        c.query[i] = q;
-        qq += q * q, kk += k * k, qk += q * k;
+__device__ inline float strength(float x, StrengthKind kind) {
+    if (kind == StrengthKind::given) return x;
+    return kind == StrengthKind::one ? 1.0F : sigmoid(x) * (kind == StrengthKind::twice_sigmoid ? 2.0F : 1.0F);
+}
+__device__ inline float load_strength(const View& x, StrengthKind kind, bool vector, int n, int row, int h, int c) {
+    return kind == StrengthKind::one ? 1.0F : load(x.data, x.dtype, at(x, n, row, h) + (vector ? c : 0));
+}
+
+/// What a thread has asked for of a row: channel i of q, k, gate and erase strength (or a, b). Asked for before the
+/// state, so that it is there when the state is on its way.
+struct Channel {
+    float q, k, gate, A_log, bias, erase, b;
+
+    __device__ Channel(const DecodeParams& p, int n, int h, int row, int i) {
+        const int t = row / p.steps, hk = p.tiled ? h % p.H : h / (p.HV / p.H);
+        const bool vector = p.decay == Decay::vector;
+        q = load(p.q.data, p.q.dtype, at(p.q, n, t, hk) + i);
+        k = load(p.k.data, p.k.dtype, at(p.k, n, row, hk) + i);
+        gate = A_log = bias = b = 0;
+        if (p.decay != Decay::none && row % p.steps == 0) {
+            gate = load(p.gate.data, p.gate.dtype, at(p.gate, n, t, h) + (vector ? i : 0));
+            if (p.gate_kind != GateKind::given) {
+                A_log = load(p.A_log.data, p.A_log.dtype, at(p.A_log, h));
+                if (p.dt_bias.data != nullptr)
+                    bias = load(p.dt_bias.data, p.dt_bias.dtype,
+                                at(p.dt_bias, h) + (vector ? i * p.dt_bias.stride[1] : 0));
+            }
+        }
         if (p.tied) {
-            c.read[i] = strength(p.erase, p.erase_kind, p.erase_vector, n, row, h, i);
+            erase = load_strength(p.erase, p.erase_kind, p.erase_vector, n, row, h, i);
         } else {
-            c.read[i] = load(p.a.data, p.a.dtype, at(p.a, n, t, h) + i);
-            c.b[i] = load(p.b.data, p.b.dtype, at(p.b, n, t, h) + i);
-            qb += q * c.b[i];
+            erase = load(p.a.data, p.a.dtype, at(p.a, n, t, h) + i);
+            b = load(p.b.data, p.b.dtype, at(p.b, n, t, h) + i);
         }
     }
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    const float mine[] = {warp_sum(qq), warp_sum(kk), warp_sum(qk), warp_sum(qb)};
-    if (threadIdx.x % 32 == 0)
-        for (int s = 0; s < 4; ++s) c.sums[s * kWarps + warp] = mine[s];
+
+    /// exp(g), as problem/load.h forms it, in fp32.
+    __device__ float decay(const DecodeParams& p, bool first_step) const {
+        if (p.decay == Decay::none || !first_step) return 1.0F;
+        float g = gate;
+        if (p.gate_kind == GateKind::softplus) {
+            // Far below zero softplus(x) = exp(x), and the exponents are added first: inf times 0 would be NaN.
+            const float x = gate + bias;
+            g = x < -17.0F ? -expf(A_log + x) : -(expf(A_log) * (fmaxf(x, 0.0F) + log1pf(expf(-fabsf(x)))));
+            if (isnan(x)) g = x;
+        } else if (p.gate_kind == GateKind::bounded) {
+            const float x = gate + bias;
+            g = p.lower_bound * sigmoid(x == 0 ? 0.0F : expf(A_log) * x);
+        }
+        if (p.has_min && g < p.gate_min) g = p.gate_min;
+        return expf(g);
+    }
+};
+
+/// A row's coefficients by channel, in shared memory, [K] each: S <- d o S + k x^T + b p^T with p = read^T S, and
+/// o = query^T S + qk x + qb p, of the state S before the row. Not yet times the row's Scales.
+struct RowCoefficients {
+    float *d, *k, *read, *query, *b;
+    float* sums;  ///< [4][warps]: q^2, k^2, q.k, q.b by warp
+};
+/// What l2norm and `scale` make of them, and the two products.
+struct Scales {
+    float q, k, qk, qb;
+};
+
+/// Writes channels i, i + kThreads, ... of a row; `mine` is the thread's first. Ends with a barrier.
+template <int kThreads>
+__device__ Scales write_row(const DecodeParams& p, const RowCoefficients& c, int n, int h, int row,
+                            const Channel& mine) {
+    constexpr int kWarps = kThreads / 32;
+    float qq = 0, kk = 0, qk = 0, qb = 0;
+    const bool first_step = row % p.steps == 0;
+    const auto write = [&](int i, const Channel& x) {
+        const float d = x.decay(p, first_step);
+        c.d[i] = d;
+        c.k[i] = x.k;
+        c.query[i] = x.q * d;
+        c.read[i] = p.tied ? strength(x.erase, p.erase_kind) * x.k * d : x.erase;
+        if (!p.tied) c.b[i] = x.b;
+        qq += x.q * x.q, kk += x.k * x.k, qk += x.q * x.k, qb += x.q * x.b;
+    };
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread < p.K) write(thread, mine);
+    for (int i = thread + kThreads; i < p.K; i += kThreads) write(i, Channel(p, n, h, row, i));
+    const float sums[] = {warp_sum(qq), warp_sum(kk), warp_sum(qk), warp_sum(qb)};
+    if (thread % 32 == 0)
+        for (int s = 0; s < 4; ++s) c.sums[s * kWarps + thread / 32] = sums[s];
     __syncthreads();
     float total[4] = {0, 0, 0, 0};
     for (int s = 0; s < 4; ++s)
         for (int w = 0; w < kWarps; ++w) total[s] += c.sums[s * kWarps + w];
-    const float q_scale = p.l2norm ? p.scale / sqrtf(total[0] + 1e-6F) : p.scale;
-    const float k_scale = p.l2norm ? 1.0F / sqrtf(total[1] + 1e-6F) : 1.0F;
-    for (int i = static_cast<int>(threadIdx.x); i < p.K; i += kThreads) {  // the same elements as above: no barrier
-        const float k = k_scale * c.k[i], d = c.d[i];
-        c.k[i] = k;
-        c.query[i] = q_scale * c.query[i] * d;
-        if (p.tied) c.read[i] = c.read[i] * k * d;
-    }
-    __syncthreads();
-    return {q_scale * k_scale * total[2], q_scale * total[3]};
+    Scales scales;
+    scales.q = p.l2norm ? p.scale * rsqrtf(total[0] + 1e-6F) : p.scale;
+    scales.k = p.l2norm ? rsqrtf(total[1] + 1e-6F) : 1.0F;
+    scales.qk = scales.q * scales.k * total[2];
+    scales.qb = scales.q * total[3];
+    return scales;
 }
 
-/// values[0, columns) = w o v of a row's columns from `first` on, zero behind V. Without a barrier.
-__device__ __noinline__ void load_values(const DecodeParams& p, int n, int h, int row, int first, int columns,
-                                         float* values) {
-    for (int c = static_cast<int>(threadIdx.x); c < columns; c += kThreads) {
-        const int j = first + c;
-        values[c] = j < p.V ? load(p.v.data, p.v.dtype, at(p.v, n, row, h) + j) *
-                                  strength(p.write, p.write_kind, p.write_vector, n, row, h, j)
-                            : 0.0F;
-    }
+/// w o v of column j of a row; 0 behind V.
+__device__ inline float load_value(const DecodeParams& p, int n, int h, int row, int j) {
+    if (j >= p.V) return 0.0F;
+    return load(p.v.data, p.v.dtype, at(p.v, n, row, h) + j) *
+           strength(load_strength(p.write, p.write_kind, p.write_vector, n, row, h, j), p.write_kind);
 }
 
 /// Zeros for a pad: columns [first, last) of its rows of o and state_tokens.
-__device__ inline void zero_pad(const DecodeParams& p, int n, int h, int first, int last) {
+template <int kThreads>
+__device__ __noinline__ void zero_pad(const DecodeParams& p, int n, int h, int first, int last) {
     for (int t = 0; t < p.T; ++t)
         for (int j = first + static_cast<int>(threadIdx.x); j < last; j += kThreads) {
             store(p.o.data, p.o.dtype, at(p.o, n, t, h, j), 0.0F);

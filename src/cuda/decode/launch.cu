@@ -44,27 +44,26 @@ DecodeParams params_of(const NormalForm& nf, const Plan& plan) {
 
 using Kernel = void (*)(DecodeParams);
 
-/// The inventory of kernels on 16-byte accesses: path, state type, K.
+/// The inventory of kernels on 16-byte accesses: path, state type, K; for one row a request, and for more.
 struct Row {
     std::string_view path;
     Dtype state;
     std::int64_t K;
-    Kernel kernel;
+    Kernel one, many;
 };
+template <class S, int kK>
+constexpr Row kv(Dtype state) {
+    return {"cuda/decode/kv", state, kK, decode_kv<S, kK, false>, decode_kv<S, kK, true>};
+}
+template <class S, int kK>
+constexpr Row vk(Dtype state) {
+    return {"cuda/decode/vk", state, kK, decode_vk<S, kK, false>, decode_vk<S, kK, true>};
+}
 constexpr Row kRows[] = {
-    {"cuda/decode/kv", Dtype::fp32, 64, decode_kv<float, 64>},
-    {"cuda/decode/kv", Dtype::fp32, 128, decode_kv<float, 128>},
-    {"cuda/decode/kv", Dtype::bf16, 64, decode_kv<__nv_bfloat16, 64>},
-    {"cuda/decode/kv", Dtype::bf16, 128, decode_kv<__nv_bfloat16, 128>},
-    {"cuda/decode/kv", Dtype::fp16, 64, decode_kv<__half, 64>},
-    {"cuda/decode/kv", Dtype::fp16, 128, decode_kv<__half, 128>},
-    {"cuda/decode/vk", Dtype::fp32, 64, decode_vk<float, 64>},
-    {"cuda/decode/vk", Dtype::fp32, 128, decode_vk<float, 128>},
-    {"cuda/decode/vk", Dtype::bf16, 64, decode_vk<__nv_bfloat16, 64>},
-    {"cuda/decode/vk", Dtype::bf16, 128, decode_vk<__nv_bfloat16, 128>},
-    {"cuda/decode/vk", Dtype::fp16, 64, decode_vk<__half, 64>},
-    {"cuda/decode/vk", Dtype::fp16, 128, decode_vk<__half, 128>},
-};
+    kv<float, 64>(Dtype::fp32),          kv<float, 128>(Dtype::fp32), kv<__nv_bfloat16, 64>(Dtype::bf16),
+    kv<__nv_bfloat16, 128>(Dtype::bf16), kv<__half, 64>(Dtype::fp16), kv<__half, 128>(Dtype::fp16),
+    vk<float, 64>(Dtype::fp32),          vk<float, 128>(Dtype::fp32), vk<__nv_bfloat16, 64>(Dtype::bf16),
+    vk<__nv_bfloat16, 128>(Dtype::bf16), vk<__half, 64>(Dtype::fp16), vk<__half, 128>(Dtype::fp16)};
 
 }  // namespace
 
@@ -79,12 +78,13 @@ void run(const NormalForm& nf, const Plan& plan, const Options& options) {
         checked(
             cudaFuncSetAttribute(decode_general, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
             "shared memory of the general decode kernel");
-        decode_general<<<ctas, kThreads, bytes, stream>>>(p, static_cast<int>(plan.schedule.slice_v));
+        decode_general<<<ctas, kGeneralThreads, bytes, stream>>>(p, static_cast<int>(plan.schedule.slice_v));
         return checked(cudaGetLastError(), "launch of cuda/decode/general");
     }
     for (const Row& row : kRows)
         if (row.path == plan.arithmetic.path && row.state == nf.initial_state.dtype && row.K == nf.K) {
-            row.kernel<<<ctas, kThreads, 0, stream>>>(p);
+            (p.T * p.steps > 1 ? row.many
+                               : row.one)<<<ctas, static_cast<unsigned>(plan.schedule.threads), 0, stream>>>(p);
             return checked(cudaGetLastError(), "launch of a decode kernel");
         }
     throw Error("plan", "plan: no CUDA kernel is called " + std::string(plan.arithmetic.path));
