@@ -31,12 +31,15 @@ def function_of(rule):
     return chunk if FORM == "chunk" else recurrent
 
 
-def kernel(q, k, v, g, beta, scale, initial_state, cu_seqlens, rule, tensors, dtypes, head_map, qk_l2norm, **options):
+def kernel(q, k, v, g, beta, scale, initial_state, cu_seqlens, rule, tensors, dtypes, head_map, qk_l2norm, out_dtype,
+           **options):
     function = function_of(rule)
     import torch
     kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     if head_map != "grouped":
         raise Skip("only the grouped head map")
+    if out_dtype != dtypes["v"]:
+        raise Skip("o has the type of v")
     if FORM == "chunk" and dtypes["v"] == "fp32":
         raise Skip("the chunked kernels take bf16 and fp16")
 

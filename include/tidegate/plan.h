@@ -32,6 +32,7 @@ struct Plan {
         std::int64_t tasks = 0;            ///< independent pieces of work a round
         std::int64_t slice_v = 0;          ///< state columns a task
         std::int64_t workspace_bytes = 0;  ///< all the call allocates
+        bool bulk = false;                 ///< CUDA: states move through shared memory by the copy engine
     } schedule;
 
     std::string text() const;  ///< two lines, one a part

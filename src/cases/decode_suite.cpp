@@ -79,6 +79,11 @@ Tails states(bool packed) {
                              "slots=4,2,0,-1/null=2",
                              "slots=9,0,5,7/pool=64"})
         list.push_back("4,1,2,4,40,24/" + std::string(keys) + "/1");
+    // Many heads of whole blocks: other schedules on a device.
+    for (const char* keys : {"", "layout=vk", "state=bf16", "layout=vk/state=fp16", "slots=8,7,-1,5,4,3,2,1,0/null=3"})
+        list.push_back("9,1,16,32,64,64/" + (*keys != 0 ? std::string(keys) + "/" : "") + "4");
+    list.push_back("9,1,16,32,128,128/5");
+    list.push_back("9,1,16,32,128,40/layout=vk/6");
     if (packed) return list;
     for (const char* keys :
          {"columns=3", "columns=4", "columns=4/accepted=1,2", "columns=4/accepted=4,3", "columns=4/accepted=0,5",
@@ -86,6 +91,8 @@ Tails states(bool packed) {
           "columns=3/layout=vk/accepted=3,1", "columns=3/state=fp16", "columns=3/strides=padded", "columns=3/null=2",
           "slots=-1,3", "slots=-1,3/each=1", "slots=0,3/null=0/each=1"})
         list.push_back("2,3,2,4,40,24/" + std::string(keys) + "/2");
+    for (const char* keys : {"each=1", "columns=2/accepted=2,1/each=1", "columns=1", "layout=vk/each=1"})
+        list.push_back("2,1,2,4,64,32/" + std::string(keys) + "/3");
     return list;
 }
 

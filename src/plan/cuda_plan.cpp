@@ -60,7 +60,30 @@ Plan plan_cuda(const NormalForm& nf) {
             s.slice_v = 32;  // columns side by side; fewer where K fills shared memory, or V has fewer
             while (s.slice_v > 1 && (s.slice_v * nf.K * 4 > kGeneralBytes || s.slice_v / 2 >= nf.V)) s.slice_v /= 2;
     }
-    s.tasks = nf.batch * nf.value_heads * ((nf.V + s.slice_v - 1) / s.slice_v);
+    const std::int64_t heads = nf.batch * nf.value_heads, slices = (nf.V + s.slice_v - 1) / s.slice_v;
+    s.round = 1;
+    // With one row a request, a CTA takes slices one after the other where there are enough CTAs without: the next is
+    // in flight while one is computed.
+    const bool one_row = nf.tokens * nf.steps == 1 && !nf.state_tokens.present();
+    if (a.path != "cuda/decode/general" && one_row)
+        while (s.round < slices && s.round * s.slice_v < kMostStepColumns &&
+               heads * slices / (s.round * 2) >= kEnoughCtas)
+            s.round *= 2;
+    // Many heads that are whole blocks of memory: one CTA an SM, and the copy engine.
+    const Tensor& pool = nf.initial_state;
+    const bool whole =
+        (pool.stride[3] == 1 && pool.stride[2] == nf.V) || (pool.stride[2] == 1 && pool.stride[3] == nf.K);
+    if (a.path != "cuda/decode/general" && one_row && whole && nf.K * nf.V * size <= kBulkBytes &&
+        nf.V <= kMostBulkColumns && heads >= kManyHeads) {
+        s.bulk = true;
+        s.threads = 416;
+        s.slice_v = nf.V;
+        s.round = 1;
+        s.tasks = kSms;
+        return plan;
+    }
+    s.slice_v *= s.round;
+    s.tasks = heads * ((nf.V + s.slice_v - 1) / s.slice_v);
     return plan;
 }
 

@@ -20,6 +20,15 @@ constexpr std::int64_t vk_slice(std::int64_t state_bytes, std::int64_t K) {
     return threads_of(state_bytes) / 32 * (2 * state_bytes) * (32 / lanes_a_column);
 }
 
+/// CTAs that fill the chip: five on each of 132 SMs.
+inline constexpr std::int64_t kEnoughCtas = 660;
+/// Columns a CTA of the one-row kernels may take, over all of its slices.
+inline constexpr std::int64_t kMostStepColumns = 256;
+
+/// The bulk kernels: one CTA on each SM of an H200, a ring of at least three states, heads for two rounds at least.
+inline constexpr std::int64_t kSms = 132, kManyHeads = 2 * kSms, kBulkBytes = 64 << 10;
+inline constexpr std::int64_t kMostBulkColumns = 128;
+
 Plan plan_cuda(const NormalForm& nf);
 
 }  // namespace tidegate

@@ -110,7 +110,8 @@ struct Channel {
         }
     }
 
-    /// exp(g), as problem/load.h forms it, in fp32.
+    /// exp(g), as problem/load.h forms it. The bounded form in double: its float is off by enough to be seen in a
+    /// state.
     __device__ float decay(const DecodeParams& p, bool first_step) const {
         if (p.decay == Decay::none || !first_step) return 1.0F;
         float g = gate;
@@ -120,8 +121,10 @@ struct Channel {
             g = x < -17.0F ? -expf(A_log + x) : -(expf(A_log) * (fmaxf(x, 0.0F) + log1pf(expf(-fabsf(x)))));
             if (isnan(x)) g = x;
         } else if (p.gate_kind == GateKind::bounded) {
-            const float x = gate + bias;
-            g = p.lower_bound * sigmoid(x == 0 ? 0.0F : expf(A_log) * x);
+            const double x = static_cast<double>(gate) + bias;
+            const double z = x == 0 ? 0.0 : exp(static_cast<double>(A_log)) * x, e = exp(-fabs(z));
+            const double exact = p.lower_bound * ((z < 0 ? e : 1.0) / (1.0 + e));
+            return static_cast<float>(exp(p.has_min && exact < p.gate_min ? static_cast<double>(p.gate_min) : exact));
         }
         if (p.has_min && g < p.gate_min) g = p.gate_min;
         return expf(g);
@@ -140,9 +143,9 @@ struct Scales {
 };
 
 /// Writes channels i, i + kThreads, ... of a row; `mine` is the thread's first. Ends with a barrier.
-template <int kThreads>
-__device__ Scales write_row(const DecodeParams& p, const RowCoefficients& c, int n, int h, int row,
-                            const Channel& mine) {
+template <int kThreads, class Barrier>
+__device__ Scales write_row(const DecodeParams& p, const RowCoefficients& c, int n, int h, int row, const Channel& mine,
+                            int thread, const Barrier& barrier) {
     constexpr int kWarps = kThreads / 32;
     float qq = 0, kk = 0, qk = 0, qb = 0;
     const bool first_step = row % p.steps == 0;
@@ -155,22 +158,27 @@ __device__ Scales write_row(const DecodeParams& p, const RowCoefficients& c, int
         if (!p.tied) c.b[i] = x.b;
         qq += x.q * x.q, kk += x.k * x.k, qk += x.q * x.k, qb += x.q * x.b;
     };
-    const int thread = static_cast<int>(threadIdx.x);
     if (thread < p.K) write(thread, mine);
     for (int i = thread + kThreads; i < p.K; i += kThreads) write(i, Channel(p, n, h, row, i));
     const float sums[] = {warp_sum(qq), warp_sum(kk), warp_sum(qk), warp_sum(qb)};
     if (thread % 32 == 0)
         for (int s = 0; s < 4; ++s) c.sums[s * kWarps + thread / 32] = sums[s];
-    __syncthreads();
+    barrier();
     float total[4] = {0, 0, 0, 0};
     for (int s = 0; s < 4; ++s)
         for (int w = 0; w < kWarps; ++w) total[s] += c.sums[s * kWarps + w];
     Scales scales;
-    scales.q = p.l2norm ? p.scale * rsqrtf(total[0] + 1e-6F) : p.scale;
-    scales.k = p.l2norm ? rsqrtf(total[1] + 1e-6F) : 1.0F;
+    scales.q = p.l2norm ? p.scale / sqrtf(total[0] + 1e-6F) : p.scale;
+    scales.k = p.l2norm ? 1.0F / sqrtf(total[1] + 1e-6F) : 1.0F;
     scales.qk = scales.q * scales.k * total[2];
     scales.qb = scales.q * total[3];
     return scales;
+}
+
+template <int kThreads>
+__device__ Scales write_row(const DecodeParams& p, const RowCoefficients& c, int n, int h, int row,
+                            const Channel& mine) {
+    return write_row<kThreads>(p, c, n, h, row, mine, static_cast<int>(threadIdx.x), [] { __syncthreads(); });
 }
 
 /// w o v of column j of a row; 0 behind V.

@@ -3,6 +3,7 @@
 //   kv       rows of V dense: a lane holds 16 bytes of columns; sums go over lanes and warps
 //   vk       rows of K dense: a group of lanes holds a column; sums go over the group
 //   general  any layout, stride, K and V: the slice lies in shared memory
+// kv and vk are for requests of several rows; with one row (step_kv, step_vk in step.cuh) a CTA takes several slices.
 #pragma once
 
 #include "cuda/decode/front.cuh"
@@ -28,7 +29,7 @@ struct Shape {
     static constexpr int kValues = Pack<S>::kValues;  ///< of 16 bytes
     static constexpr int kThreads = 32 * kValues;     ///< 128 or 256
     static constexpr int kWarps = kThreads / 32;
-    static constexpr int kCtas = 768 / kThreads;  ///< an SM: 80 registers a thread
+    static constexpr int kCtas = 512 / kThreads;  ///< an SM: 128 registers a thread
 };
 
 template <int kK, int kWarps>
@@ -40,7 +41,7 @@ struct Shared {
 
 /// kMany: a request has more than one row (tokens times Householder steps). One is the common case, and without the
 /// loop nothing outlives it in registers.
-template <class S, int kK, bool kMany>
+template <class S, int kK>
 __global__ void __launch_bounds__(Shape<S>::kThreads, Shape<S>::kCtas)
     decode_kv(const __grid_constant__ DecodeParams p) {
     constexpr int kValues = Shape<S>::kValues, kThreads = Shape<S>::kThreads, kWarps = Shape<S>::kWarps;
@@ -78,11 +79,10 @@ __global__ void __launch_bounds__(Shape<S>::kThreads, Shape<S>::kCtas)
     };
 
     // 2. Rows of tokens over the slice.
-    const int rows = kMany ? p.T * p.steps : 1;
-    for (int row = 0; row < rows; ++row) {
-        const int t = kMany ? row / p.steps : 0;
-        const bool last_step = !kMany || row % p.steps + 1 == p.steps;
-        if (kMany && row > 0) {
+    for (int row = 0; row < p.T * p.steps; ++row) {
+        const int t = row / p.steps;
+        const bool last_step = row % p.steps + 1 == p.steps;
+        if (row > 0) {
             channel = Channel(p, n, h, row, min(thread, kK - 1));
             value = thread < kColumns ? load_value(p, n, h, row, first + thread) : 0.0F;
             __syncthreads();  // this row overwrites what the one before it read
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(Shape<S>::kThreads, Shape<S>::kCtas)
     }
 }
 
-template <class S, int kK, bool kMany>
+template <class S, int kK>
 __global__ void __launch_bounds__(Shape<S>::kThreads, Shape<S>::kCtas)
     decode_vk(const __grid_constant__ DecodeParams p) {
     constexpr int kValues = Shape<S>::kValues, kThreads = Shape<S>::kThreads, kWarps = Shape<S>::kWarps;
@@ -185,11 +185,10 @@ __global__ void __launch_bounds__(Shape<S>::kThreads, Shape<S>::kCtas)
     };
 
     // 2. Rows of tokens over the slice.
-    const int rows = kMany ? p.T * p.steps : 1;
-    for (int row = 0; row < rows; ++row) {
-        const int t = kMany ? row / p.steps : 0;
-        const bool last_step = !kMany || row % p.steps + 1 == p.steps;
-        if (kMany && row > 0) {
+    for (int row = 0; row < p.T * p.steps; ++row) {
+        const int t = row / p.steps;
+        const bool last_step = row % p.steps + 1 == p.steps;
+        if (row > 0) {
             channel = Channel(p, n, h, row, min(thread, kK - 1));
             value = thread < kColumns ? load_value(p, n, h, row, first + thread) : 0.0F;
             __syncthreads();  // this row overwrites what the one before it read

@@ -1,10 +1,11 @@
 // Decode on a device: parameters from the normal form, the plan's kernel, one launch.
+#include <algorithm>
 #include <string>
 #include <string_view>
 
 #include "cuda/checked.h"
 #include "cuda/cuda.h"
-#include "cuda/decode/kernels.cuh"
+#include "cuda/decode/bulk.cuh"
 #include "plan/cuda_plan.h"
 #include "tidegate/error.h"
 
@@ -32,6 +33,7 @@ DecodeParams params_of(const NormalForm& nf, const Plan& plan) {
     p.null_slot = nf.null_slot.value_or(-1);
     p.steps = extent(nf.steps);
     p.slices = extent((nf.V + plan.schedule.slice_v - 1) / plan.schedule.slice_v);
+    p.slices_a_cta = extent(std::max<std::int64_t>(plan.schedule.round, 1));
     p.decay = nf.gate.decay, p.gate_kind = nf.gate.kind;
     p.erase_kind = nf.erase.kind, p.write_kind = nf.write.kind;
     p.erase_vector = nf.erase.vector, p.write_vector = nf.write.vector;
@@ -44,20 +46,24 @@ DecodeParams params_of(const NormalForm& nf, const Plan& plan) {
 
 using Kernel = void (*)(DecodeParams);
 
-/// The inventory of kernels on 16-byte accesses: path, state type, K; for one row a request, and for more.
+/// The inventory of kernels on 16-byte accesses: path, state type, K; for one row a request, for one row and many heads
+/// whose states are whole blocks, and for several rows. All sum in one order.
 struct Row {
     std::string_view path;
     Dtype state;
     std::int64_t K;
-    Kernel one, many;
+    Kernel one, bulk, many;
+    std::size_t bulk_bytes;
 };
 template <class S, int kK>
 constexpr Row kv(Dtype state) {
-    return {"cuda/decode/kv", state, kK, decode_kv<S, kK, false>, decode_kv<S, kK, true>};
+    return {"cuda/decode/kv",         state, kK, step_kv<S, kK>, step_bulk<S, kK, true>, decode_kv<S, kK>,
+            sizeof(BulkShared<S, kK>)};
 }
 template <class S, int kK>
 constexpr Row vk(Dtype state) {
-    return {"cuda/decode/vk", state, kK, decode_vk<S, kK, false>, decode_vk<S, kK, true>};
+    return {"cuda/decode/vk",         state, kK, step_vk<S, kK>, step_bulk<S, kK, false>, decode_vk<S, kK>,
+            sizeof(BulkShared<S, kK>)};
 }
 constexpr Row kRows[] = {
     kv<float, 64>(Dtype::fp32),          kv<float, 128>(Dtype::fp32), kv<__nv_bfloat16, 64>(Dtype::bf16),
@@ -83,8 +89,16 @@ void run(const NormalForm& nf, const Plan& plan, const Options& options) {
     }
     for (const Row& row : kRows)
         if (row.path == plan.arithmetic.path && row.state == nf.initial_state.dtype && row.K == nf.K) {
-            (p.T * p.steps > 1 ? row.many
-                               : row.one)<<<ctas, static_cast<unsigned>(plan.schedule.threads), 0, stream>>>(p);
+            const auto threads = static_cast<unsigned>(plan.schedule.threads);
+            if (plan.schedule.bulk) {
+                checked(cudaFuncSetAttribute(row.bulk, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             static_cast<int>(row.bulk_bytes)),
+                        "shared memory of a decode kernel");
+                row.bulk<<<ctas, threads, row.bulk_bytes, stream>>>(p);
+            } else {
+                const bool one = p.T * p.steps == 1 && p.state_tokens.data == nullptr;
+                (one ? row.one : row.many)<<<ctas, threads, 0, stream>>>(p);
+            }
             return checked(cudaGetLastError(), "launch of a decode kernel");
         }
     throw Error("plan", "plan: no CUDA kernel is called " + std::string(plan.arithmetic.path));

@@ -31,6 +31,7 @@ struct DecodeParams {
     int B, T, H, HV, K, V;             ///< extents
     int columns;                       ///< of state_indices; 0: it is [B]
     int steps;                         ///< Householder steps a token
+    int slices_a_cta;                  ///< step kernels: slices that a CTA takes one after the other
     int slices;                        ///< CTAs a head, each with its own columns of V
     Decay decay;
     GateKind gate_kind;
