@@ -69,14 +69,12 @@ Plan plan_cuda(const NormalForm& nf) {
         while (s.round < slices && s.round * s.slice_v < kMostStepColumns &&
                heads * slices / (s.round * 2) >= kEnoughCtas)
             s.round *= 2;
-    // Many heads that are whole blocks of memory: one CTA an SM, and the copy engine.
-    const Tensor& pool = nf.initial_state;
-    const bool whole =
-        (pool.stride[3] == 1 && pool.stride[2] == nf.V) || (pool.stride[2] == 1 && pool.stride[3] == nf.K);
-    if (a.path != "cuda/decode/general" && one_row && whole && nf.K * nf.V * size <= kBulkBytes &&
-        nf.V <= kMostBulkColumns && heads >= kManyHeads) {
+    // Many heads that are whole blocks of memory: one CTA an SM, and the copy engine. By measurement for fp32 with rows
+    // of V dense alone.
+    if (a.path == "cuda/decode/kv" && one_row && size == 4 && nf.initial_state.stride[2] == nf.V &&
+        nf.K * nf.V * size <= kBulkBytes && nf.V <= kMostBulkColumns && heads >= kManyHeads) {
         s.bulk = true;
-        s.threads = 416;
+        s.threads = kBulkThreads;
         s.slice_v = nf.V;
         s.round = 1;
         s.tasks = kSms;

@@ -28,6 +28,7 @@ inline constexpr std::int64_t kMostStepColumns = 256;
 /// The bulk kernels: one CTA on each SM of an H200, a ring of at least three states, heads for two rounds at least.
 inline constexpr std::int64_t kSms = 132, kManyHeads = 2 * kSms, kBulkBytes = 64 << 10;
 inline constexpr std::int64_t kMostBulkColumns = 128;
+inline constexpr int kBulkThreads = 416;  ///< 256 compute, 128 prepare the next head, one of a warp asks for states
 
 Plan plan_cuda(const NormalForm& nf);
 

@@ -3,15 +3,18 @@
 // does.
 //   producer  one thread: asks for the next heads' states
 //   front     128 threads: gates, norms and values of the next head
-//   math      256 threads: one or two groups, each a slice at a time, as in step.cuh: the same sums in the same order
+//   math      256 threads: groups of step.cuh's size, each with a slice at a time, as there: the same sums in the same
+//   order
 #pragma once
 
 #include "cuda/decode/step.cuh"
 #include "cuda/ptx.cuh"
+#include "plan/cuda_plan.h"
 
 namespace tidegate::cuda {
 
-inline constexpr int kMath = 256, kFront = 128, kBulkThreads = kMath + kFront + 32;
+inline constexpr int kMath = 256, kFront = 128;
+static_assert(kBulkThreads == kMath + kFront + 32);
 inline constexpr int kRingBytes = 192 << 10, kMostStages = 6, kValuesAhead = 128;
 
 /// What front hands to math about a head; two of them, in turns.
@@ -27,14 +30,14 @@ template <class S, int kK>
 struct BulkShared {
     alignas(128) unsigned char ring[kRingBytes];
     Head<kK> heads[2];
-    alignas(16) float partial[2][2][2][Shape<S>::kWarps][8 * Shape<S>::kValues];  // by group, then as in step_kv
+    alignas(16) float partial[kMath / Shape<S>::kThreads][2][2][Shape<S>::kWarps][8 * Shape<S>::kValues];  // by group
     std::uint64_t full[kMostStages], empty[kMostStages], head_full[2], head_empty[2];
 };
 
 /// What a thread of front has asked for of a job.
 struct Asked {
     Channel channel;
-    float value;
+    Column column;
     std::int64_t from;
 };
 
@@ -47,7 +50,7 @@ struct Turn {
     }
 };
 
-template <class S, int kK, bool kVDense>
+template <class S, int kK>
 __device__ void bulk_math(const DecodeParams& p, BulkShared<S, kK>& shared, int stages, std::uint32_t bytes) {
     constexpr int kValues = Shape<S>::kValues, kWarps = Shape<S>::kWarps, kGroupThreads = Shape<S>::kThreads;
     constexpr int kGroups = kMath / kGroupThreads;
@@ -72,7 +75,7 @@ __device__ void bulk_math(const DecodeParams& p, BulkShared<S, kK>& shared, int 
         const Scales scales = now.scales;
         const auto& row = now.row;
         ptx::mbarrier_wait(&shared.full[stage.at], stage.parity);
-        if constexpr (kVDense) {
+        {
             constexpr int kColumns = 8 * kValues, kStep = 4 * kWarps, kRows = kK / kStep;
             const int column = lane % 8 * kValues, row0 = warp * 4 + lane / 8;
             int turn = 0;
@@ -135,48 +138,6 @@ __device__ void bulk_math(const DecodeParams& p, BulkShared<S, kK>& shared, int 
                     if (active) mine[i * step] = Pack<S>::narrow(s[i]);
                 }
             }
-        } else {
-            constexpr int kGroup = kK / kValues, kTogether = 32 / kGroup, kLoads = 32 / kValues;
-            constexpr int kColumns = kWarps * kLoads * kTogether;
-            const int channel0 = lane % kGroup * kValues, column0 = warp * kLoads * kTogether + lane / kGroup;
-            for (int base = group * kColumns; base < p.V; base += kGroups * kColumns) {
-                float s[kLoads][kValues], read[kLoads], out[kLoads];
-#pragma unroll
-                for (int i = 0; i < kLoads; ++i) {
-                    const int j = base + column0 + i * kTogether;
-                    const uint4* const mine = reinterpret_cast<const uint4*>(ring + j * kK + channel0);
-                    Pack<S>::widen(j < p.V ? *mine : uint4{0, 0, 0, 0}, s[i]);
-                    read[i] = out[i] = 0;
-#pragma unroll
-                    for (int c = 0; c < kValues; ++c) {
-                        read[i] = fmaf(row.read[channel0 + c], s[i][c], read[i]);
-                        out[i] = fmaf(row.query[channel0 + c], s[i][c], out[i]);
-                    }
-                }
-#pragma unroll
-                for (int other = kGroup / 2; other > 0; other /= 2)
-#pragma unroll
-                    for (int i = 0; i < kLoads; ++i) {
-                        read[i] += __shfl_xor_sync(0xFFFFFFFF, read[i], other);
-                        out[i] += __shfl_xor_sync(0xFFFFFFFF, out[i], other);
-                    }
-#pragma unroll
-                for (int i = 0; i < kLoads; ++i) {
-                    const int j = base + column0 + i * kTogether;
-                    if (j >= p.V) continue;
-                    if (p.tied) read[i] *= scales.k;
-                    const float v = now.values[j], x = p.tied ? v - read[i] : v;
-                    float y = fmaf(scales.q, out[i], scales.qk * x);
-                    if (!p.tied) y = fmaf(scales.qb, read[i], y);
-#pragma unroll
-                    for (int c = 0; c < kValues; ++c) {
-                        s[i][c] = fmaf(scales.k * row.k[channel0 + c], x, row.d[channel0 + c] * s[i][c]);
-                        if (!p.tied) s[i][c] = fmaf(row.b[channel0 + c], read[i], s[i][c]);
-                    }
-                    if (lane % kGroup == 0) store(p.o.data, p.o.dtype, at(p.o, n, 0, h, j), y);
-                    *reinterpret_cast<uint4*>(ring + j * kK + channel0) = Pack<S>::narrow(s[i]);
-                }
-            }
         }
         ptx::mbarrier_arrive(&shared.head_empty[head.at]);
         ptx::fence_async_shared();
@@ -193,7 +154,7 @@ __device__ void bulk_math(const DecodeParams& p, BulkShared<S, kK>& shared, int 
     if (threadIdx.x == 0) ptx::bulk_wait_read<0>();
 }
 
-template <class S, int kK, bool kVDense>
+template <class S, int kK>
 __global__ void __launch_bounds__(kBulkThreads, 1) step_bulk(const __grid_constant__ DecodeParams p) {
     extern __shared__ __align__(128) unsigned char bulk_memory[];
     auto& shared = *reinterpret_cast<BulkShared<S, kK>*>(bulk_memory);
@@ -209,13 +170,13 @@ __global__ void __launch_bounds__(kBulkThreads, 1) step_bulk(const __grid_consta
     __syncthreads();
     const int thread = static_cast<int>(threadIdx.x) - kMath, jobs = p.B * p.HV;
     if (thread < 0) {
-        bulk_math<S, kK, kVDense>(p, shared, stages, bytes);
+        bulk_math<S, kK>(p, shared, stages, bytes);
     } else if (thread < kFront) {
         // A job's row is asked for while the one before it is worked on.
         const auto ask = [&](int job) {
             job = min(job, jobs - 1);
             const int n = job / p.HV, h = job % p.HV;
-            return Asked{Channel(p, n, h, 0, min(thread, kK - 1)), load_value(p, n, h, 0, thread), source(p, n)};
+            return Asked{Channel(p, n, h, 0, min(thread, kK - 1)), Column(p, n, h, 0, thread), source(p, n)};
         };
         Turn head;
         const int first = static_cast<int>(blockIdx.x), step = static_cast<int>(gridDim.x);
@@ -227,9 +188,9 @@ __global__ void __launch_bounds__(kBulkThreads, 1) step_bulk(const __grid_consta
             Head<kK>& next = shared.heads[head.at];
             const std::int64_t to = now.from < 0 ? -1 : target(p, n, 0, now.from);
             ptx::mbarrier_wait(&shared.head_empty[head.at], head.parity ^ 1);
-            next.values[thread] = now.value;
+            next.values[thread] = now.column.value(p);
             const Scales scales = write_row<kFront>(p, next.row.row(), n, h, 0, now.channel, thread,
-                                                    [] { ptx::named_barrier(4, kFront); });
+                                                    [] { ptx::named_barrier(6, kFront); });
             if (thread == 0) next.scales = scales, next.from = now.from, next.to = to;
             ptx::mbarrier_arrive(&shared.head_full[head.at]);
             head.next(2);

@@ -8,15 +8,19 @@
 
 namespace tidegate::cuda {
 
+// NOTES: a load and its conversion are apart. With the conversion inside the choice of a type every load would be
+// waited for before the next is issued, and a row's front end is eight of them.
+__device__ inline std::uint32_t load_bits(const void* data, Dtype dtype, std::int64_t i) {
+    return dtype == Dtype::fp32 ? static_cast<const std::uint32_t*>(data)[i]
+                                : static_cast<const std::uint16_t*>(data)[i];
+}
+__device__ inline float widen_bits(std::uint32_t bits, Dtype dtype) {
+    if (dtype == Dtype::fp32) return __uint_as_float(bits);
+    if (dtype == Dtype::bf16) return __uint_as_float(bits << 16);
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+}
 __device__ inline float load(const void* data, Dtype dtype, std::int64_t i) {
-    switch (dtype) {
-        case Dtype::bf16:
-            return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]);
-        case Dtype::fp16:
-            return __half2float(static_cast<const __half*>(data)[i]);
-        default:
-            return static_cast<const float*>(data)[i];
-    }
+    return widen_bits(load_bits(data, dtype, i), dtype);
 }
 
 __device__ inline void store(void* data, Dtype dtype, std::int64_t i, float x) {
@@ -78,35 +82,36 @@ __device__ inline float strength(float x, StrengthKind kind) {
     if (kind == StrengthKind::given) return x;
     return kind == StrengthKind::one ? 1.0F : sigmoid(x) * (kind == StrengthKind::twice_sigmoid ? 2.0F : 1.0F);
 }
-__device__ inline float load_strength(const View& x, StrengthKind kind, bool vector, int n, int row, int h, int c) {
-    return kind == StrengthKind::one ? 1.0F : load(x.data, x.dtype, at(x, n, row, h) + (vector ? c : 0));
+__device__ inline std::uint32_t ask_strength(const View& x, StrengthKind kind, bool vector, int n, int row, int h,
+                                             int c) {
+    return kind == StrengthKind::one ? 0 : load_bits(x.data, x.dtype, at(x, n, row, h) + (vector ? c : 0));
 }
 
-/// What a thread has asked for of a row: channel i of q, k, gate and erase strength (or a, b). Asked for before the
-/// state, so that it is there when the state is on its way.
+/// What a thread has asked for of a row, as bits: channel i of q, k, gate and erase strength (or a, b). Asked for
+/// before the state, so that it is there when the state is on its way.
 struct Channel {
-    float q, k, gate, A_log, bias, erase, b;
+    std::uint32_t q, k, gate, A_log, bias, erase, b;
 
     __device__ Channel(const DecodeParams& p, int n, int h, int row, int i) {
         const int t = row / p.steps, hk = p.tiled ? h % p.H : h / (p.HV / p.H);
         const bool vector = p.decay == Decay::vector;
-        q = load(p.q.data, p.q.dtype, at(p.q, n, t, hk) + i);
-        k = load(p.k.data, p.k.dtype, at(p.k, n, row, hk) + i);
+        q = load_bits(p.q.data, p.q.dtype, at(p.q, n, t, hk) + i);
+        k = load_bits(p.k.data, p.k.dtype, at(p.k, n, row, hk) + i);
         gate = A_log = bias = b = 0;
         if (p.decay != Decay::none && row % p.steps == 0) {
-            gate = load(p.gate.data, p.gate.dtype, at(p.gate, n, t, h) + (vector ? i : 0));
+            gate = load_bits(p.gate.data, p.gate.dtype, at(p.gate, n, t, h) + (vector ? i : 0));
             if (p.gate_kind != GateKind::given) {
-                A_log = load(p.A_log.data, p.A_log.dtype, at(p.A_log, h));
+                A_log = load_bits(p.A_log.data, p.A_log.dtype, at(p.A_log, h));
                 if (p.dt_bias.data != nullptr)
-                    bias = load(p.dt_bias.data, p.dt_bias.dtype,
-                                at(p.dt_bias, h) + (vector ? i * p.dt_bias.stride[1] : 0));
+                    bias = load_bits(p.dt_bias.data, p.dt_bias.dtype,
+                                     at(p.dt_bias, h) + (vector ? i * p.dt_bias.stride[1] : 0));
             }
         }
         if (p.tied) {
-            erase = load_strength(p.erase, p.erase_kind, p.erase_vector, n, row, h, i);
+            erase = ask_strength(p.erase, p.erase_kind, p.erase_vector, n, row, h, i);
         } else {
-            erase = load(p.a.data, p.a.dtype, at(p.a, n, t, h) + i);
-            b = load(p.b.data, p.b.dtype, at(p.b, n, t, h) + i);
+            erase = load_bits(p.a.data, p.a.dtype, at(p.a, n, t, h) + i);
+            b = load_bits(p.b.data, p.b.dtype, at(p.b, n, t, h) + i);
         }
     }
 
@@ -114,17 +119,21 @@ struct Channel {
     /// state.
     __device__ float decay(const DecodeParams& p, bool first_step) const {
         if (p.decay == Decay::none || !first_step) return 1.0F;
-        float g = gate;
-        if (p.gate_kind == GateKind::softplus) {
-            // Far below zero softplus(x) = exp(x), and the exponents are added first: inf times 0 would be NaN.
-            const float x = gate + bias;
-            g = x < -17.0F ? -expf(A_log + x) : -(expf(A_log) * (fmaxf(x, 0.0F) + log1pf(expf(-fabsf(x)))));
-            if (isnan(x)) g = x;
-        } else if (p.gate_kind == GateKind::bounded) {
-            const double x = static_cast<double>(gate) + bias;
-            const double z = x == 0 ? 0.0 : exp(static_cast<double>(A_log)) * x, e = exp(-fabs(z));
-            const double exact = p.lower_bound * ((z < 0 ? e : 1.0) / (1.0 + e));
-            return static_cast<float>(exp(p.has_min && exact < p.gate_min ? static_cast<double>(p.gate_min) : exact));
+        float g = widen_bits(gate, p.gate.dtype);
+        if (p.gate_kind != GateKind::given) {
+            const float log = widen_bits(A_log, p.A_log.dtype), shift = widen_bits(bias, p.dt_bias.dtype);
+            if (p.gate_kind == GateKind::softplus) {
+                // Far below zero softplus(x) = exp(x), and the exponents are added first: inf times 0 would be NaN.
+                const float x = g + shift;
+                g = x < -17.0F ? -expf(log + x) : -(expf(log) * (fmaxf(x, 0.0F) + log1pf(expf(-fabsf(x)))));
+                if (isnan(x)) g = x;
+            } else {
+                const double x = static_cast<double>(g) + shift;
+                const double z = x == 0 ? 0.0 : exp(static_cast<double>(log)) * x, e = exp(-fabs(z));
+                const double exact = p.lower_bound * ((z < 0 ? e : 1.0) / (1.0 + e));
+                return static_cast<float>(
+                    exp(p.has_min && exact < p.gate_min ? static_cast<double>(p.gate_min) : exact));
+            }
         }
         if (p.has_min && g < p.gate_min) g = p.gate_min;
         return expf(g);
@@ -150,13 +159,15 @@ __device__ Scales write_row(const DecodeParams& p, const RowCoefficients& c, int
     float qq = 0, kk = 0, qk = 0, qb = 0;
     const bool first_step = row % p.steps == 0;
     const auto write = [&](int i, const Channel& x) {
-        const float d = x.decay(p, first_step);
+        const float q = widen_bits(x.q, p.q.dtype), k = widen_bits(x.k, p.k.dtype), d = x.decay(p, first_step);
+        const float b = p.tied ? 0.0F : widen_bits(x.b, p.b.dtype);
         c.d[i] = d;
-        c.k[i] = x.k;
-        c.query[i] = x.q * d;
-        c.read[i] = p.tied ? strength(x.erase, p.erase_kind) * x.k * d : x.erase;
-        if (!p.tied) c.b[i] = x.b;
-        qq += x.q * x.q, kk += x.k * x.k, qk += x.q * x.k, qb += x.q * x.b;
+        c.k[i] = k;
+        c.query[i] = q * d;
+        c.read[i] = p.tied ? strength(widen_bits(x.erase, p.erase.dtype), p.erase_kind) * k * d
+                           : widen_bits(x.erase, p.a.dtype);
+        if (!p.tied) c.b[i] = b;
+        qq += q * q, kk += k * k, qk += q * k, qb += q * b;
     };
     if (thread < p.K) write(thread, mine);
     for (int i = thread + kThreads; i < p.K; i += kThreads) write(i, Channel(p, n, h, row, i));
@@ -181,12 +192,18 @@ __device__ Scales write_row(const DecodeParams& p, const RowCoefficients& c, int
     return write_row<kThreads>(p, c, n, h, row, mine, static_cast<int>(threadIdx.x), [] { __syncthreads(); });
 }
 
-/// w o v of column j of a row; 0 behind V.
-__device__ inline float load_value(const DecodeParams& p, int n, int h, int row, int j) {
-    if (j >= p.V) return 0.0F;
-    return load(p.v.data, p.v.dtype, at(p.v, n, row, h) + j) *
-           strength(load_strength(p.write, p.write_kind, p.write_vector, n, row, h, j), p.write_kind);
-}
+/// Column j of a row's v and write strength, as bits; 0 behind V.
+struct Column {
+    std::uint32_t v, w;
+    __device__ Column(const DecodeParams& p, int n, int h, int row, int j) : v(0), w(0) {
+        if (j >= p.V) return;
+        v = load_bits(p.v.data, p.v.dtype, at(p.v, n, row, h) + j);
+        w = ask_strength(p.write, p.write_kind, p.write_vector, n, row, h, j);
+    }
+    __device__ float value(const DecodeParams& p) const {
+        return widen_bits(v, p.v.dtype) * strength(widen_bits(w, p.write.dtype), p.write_kind);
+    }
+};
 
 /// Zeros for a pad: columns [first, last) of its rows of o and state_tokens.
 template <int kThreads>

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(Shape<S>::kThreads, Shape<S>::kCtas)
 
     // 1. Ask for the first row, then for the state; both are in flight before either is looked at.
     Channel channel(p, n, h, 0, min(thread, kK - 1));
-    float value = thread < kColumns ? load_value(p, n, h, 0, first + thread) : 0.0F;
+    Column asked(p, n, h, 0, thread < kColumns ? first + thread : p.V);
     const std::int64_t from = source(p, n);
     if (from < 0) return zero_pad<kThreads>(p, n, h, first, min(first + kColumns, p.V));
     const auto mine = [&](const View& t, std::int64_t state_at, std::int64_t row_stride) {
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(Shape<S>::kThreads, Shape<S>::kCtas)
     const S* const in = mine(p.state, at(p.state, from, h), p.state.stride[2]);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) raw[i] = active ? load_once(in + kStep * i * p.state.stride[2]) : uint4{0, 0, 0, 0};
-    if (thread < kColumns) values[thread] = value;
+    if (thread < kColumns) values[thread] = asked.value(p);
     Scales scales = write_row<kThreads>(p, shared.row(), n, h, 0, channel);
     float s[kRows][kValues];
 #pragma unroll
@@ -84,9 +84,9 @@ __global__ void __launch_bounds__(Shape<S>::kThreads, Shape<S>::kCtas)
         const bool last_step = row % p.steps + 1 == p.steps;
         if (row > 0) {
             channel = Channel(p, n, h, row, min(thread, kK - 1));
-            value = thread < kColumns ? load_value(p, n, h, row, first + thread) : 0.0F;
+            asked = Column(p, n, h, row, thread < kColumns ? first + thread : p.V);
             __syncthreads();  // this row overwrites what the one before it read
-            if (thread < kColumns) values[thread] = value;
+            if (thread < kColumns) values[thread] = asked.value(p);
             scales = write_row<kThreads>(p, shared.row(), n, h, row, channel);
         }
         float sum[2][kValues] = {};
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(Shape<S>::kThreads, Shape<S>::kCtas)
 
     // 1. Ask for the first row, then for the state; both are in flight before either is looked at.
     Channel channel(p, n, h, 0, min(thread, kK - 1));
-    float value = thread < kColumns ? load_value(p, n, h, 0, first + thread) : 0.0F;
+    Column asked(p, n, h, 0, thread < kColumns ? first + thread : p.V);
     const std::int64_t from = source(p, n);
     if (from < 0) return zero_pad<kThreads>(p, n, h, first, first + left);
     const auto mine = [&](const View& t, std::int64_t state_at, std::int64_t column_stride) {
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(Shape<S>::kThreads, Shape<S>::kCtas)
 #pragma unroll
     for (int i = 0; i < kLoads; ++i)
         raw[i] = column(i) < left ? load_once(in + i * kTogether * p.state.stride[3]) : uint4{0, 0, 0, 0};
-    if (thread < kColumns) values[thread] = value;
+    if (thread < kColumns) values[thread] = asked.value(p);
     Scales scales = write_row<kThreads>(p, shared.row(), n, h, 0, channel);
     float s[kLoads][kValues];
 #pragma unroll
@@ -190,9 +190,9 @@ __global__ void __launch_bounds__(Shape<S>::kThreads, Shape<S>::kCtas)
         const bool last_step = row % p.steps + 1 == p.steps;
         if (row > 0) {
             channel = Channel(p, n, h, row, min(thread, kK - 1));
-            value = thread < kColumns ? load_value(p, n, h, row, first + thread) : 0.0F;
+            asked = Column(p, n, h, row, thread < kColumns ? first + thread : p.V);
             __syncthreads();  // this row overwrites what the one before it read
-            if (thread < kColumns) values[thread] = value;
+            if (thread < kColumns) values[thread] = asked.value(p);
             scales = write_row<kThreads>(p, shared.row(), n, h, row, channel);
         }
         float read[kLoads], out[kLoads];
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(kGeneralThreads) decode_general(const __grid_c
         s[i * columns + column] = load(p.state.data, p.state.dtype, at(p.state, from, h, i, j));
     for (int row = 0; row < p.T * p.steps; ++row) {
         const int t = row / p.steps;
-        if (thread < columns) values[thread] = load_value(p, n, h, row, first + thread);
+        if (thread < columns) values[thread] = Column(p, n, h, row, first + thread).value(p);
         const Scales scales = write_row<kThreads>(p, c, n, h, row, Channel(p, n, h, row, min(thread, p.K - 1)));
         float read = 0, out = 0;
         for (int i = group; active && i < p.K; i += groups) {

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(Shape<S>::kThreads, step_ctas<S>()) step_kv(co
     // 1. Ask for the row, then for the first slice; both are in flight before either is looked at.
     const Channel channel(p, n, h, 0, min(thread, kK - 1));
     const int columns = part.count * kColumns;
-    const float value = thread < columns ? load_value(p, n, h, 0, first + thread) : 0.0F;
+    const Column asked(p, n, h, 0, thread < columns ? first + thread : p.V);
     const std::int64_t from = source(p, n);
     if (from < 0) return zero_pad<kThreads>(p, n, h, first, min(first + columns, p.V));
     S* const mine = static_cast<S*>(p.state.data) + at(p.state, from, h) + row0 * p.state.stride[2] + first + column;
@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(Shape<S>::kThreads, step_ctas<S>()) step_kv(co
             raw[i] = active ? load_once(mine + slice * kColumns + i * step) : uint4{0, 0, 0, 0};
     };
     ask(0);
-    if (thread < columns) values[thread] = value;
-    for (int c = thread + kThreads; c < columns; c += kThreads) values[c] = load_value(p, n, h, 0, first + c);
+    if (thread < columns) values[thread] = asked.value(p);
+    for (int c = thread + kThreads; c < columns; c += kThreads) values[c] = Column(p, n, h, 0, first + c).value(p);
     const Scales scales = write_row<kThreads>(p, shared.row(), n, h, 0, channel);
     const std::int64_t to = target(p, n, 0, from);
     const std::int64_t shift = to < 0 ? 0 : (to - from) * p.state.stride[0];  // speculative columns: another slot
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(Shape<S>::kThreads, step_ctas<S>()) step_vk(co
 
     // 1. Ask for the row, then for the first slice; both are in flight before either is looked at.
     const Channel channel(p, n, h, 0, min(thread, kK - 1));
-    const float value = thread < left ? load_value(p, n, h, 0, first + thread) : 0.0F;
+    const Column asked(p, n, h, 0, thread < left ? first + thread : p.V);
     const std::int64_t from = source(p, n);
     if (from < 0) return zero_pad<kThreads>(p, n, h, first, first + left);
     S* const mine =
@@ -150,8 +150,8 @@ __global__ void __launch_bounds__(Shape<S>::kThreads, step_ctas<S>()) step_vk(co
             raw[i] = column(slice, i) < left ? load_once(mine + slice * next + i * step) : uint4{0, 0, 0, 0};
     };
     ask(0);
-    if (thread < left) values[thread] = value;
-    for (int c = thread + kThreads; c < left; c += kThreads) values[c] = load_value(p, n, h, 0, first + c);
+    if (thread < left) values[thread] = asked.value(p);
+    for (int c = thread + kThreads; c < left; c += kThreads) values[c] = Column(p, n, h, 0, first + c).value(p);
     const Scales scales = write_row<kThreads>(p, shared.row(), n, h, 0, channel);
     const std::int64_t to = target(p, n, 0, from);
     const std::int64_t shift = to < 0 ? 0 : (to - from) * p.state.stride[0];  // speculative columns: another slot
