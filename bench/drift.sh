@@ -22,7 +22,8 @@ Written by \`bench/drift.sh\`; version $($tool --version | cut -d' ' -f2), commi
 
 Thousands of decode steps run on one state. \`tidegate drift\` runs them from one seed on any subject: each step starts from
 the state that the subject left, beside the fp64 oracle on its own. It does so with the gate and beta formed in fp32 from
-the logits, with both rounded to the input type as a careless kernel does, and with the packed call.
+the logits, with both rounded to the input type as a careless kernel does, and with the packed call. It tries neither pads nor
+speculation: \`check --pass decode\` does. A subject in Python wants \`--persistent\`.
 
 ![the state's error by step](drift.svg)
 END

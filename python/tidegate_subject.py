@@ -238,7 +238,7 @@ def respond(kernels, meta, tensors, dtypes, l2norm=True, twin=None):
     """One request in memory: what parse() returns, to what serialize() takes. kernels: pass -> kernel."""
     rule, which = meta.get("rule", ""), meta.get("pass", "forward")
     if rule not in RULES or which not in OUTPUTS or kernels.get(which) is None:
-        raise Skip("%s/%s is not served by tidegate_subject.py" % (rule or "(no rule)", which))
+        raise Skip("no kernel for %s, pass %s: see serve(kernel, decode=..., packed=...)" % (rule or "(no rule)", which))
     vk = meta.get("state_layout", "kv") == "vk"
     turned = {name: np.ascontiguousarray(tensors[name].swapaxes(-1, -2))
               for name in ("initial_state", "state") if vk and name in tensors}

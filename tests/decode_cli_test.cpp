@@ -86,10 +86,10 @@ TEST_F(DecodeCli, WhatMustNotDifferByABit) {
         double value;
         const char* words;
     } rows[] = {
-        {"o", 2 * 2 * 32 + 5, 1e-3, "request 2, a pad"},                // a pad's row
-        {"state_tokens", 2 * 2 * 512 + 7, 1e-20, "request 2, a pad"},   // and its states
-        {"state", 3 * 512 + 9, 0.0, "slot 3, which no request names"},  // a slot nobody names
-        {"state", 5 * 512 + 9, -0.0, "slot 5, which no request names"},
+        {"o", 2 * 2 * 32 + 5, 1e-3, "request 2, a pad"},                    // a pad's row
+        {"state_tokens", 2 * 2 * 512 + 7, 1e-20, "request 2, a pad"},       // and its states
+        {"state", 3 * 512 + 9, 0.0, "slot 3, which no request may write"},  // a slot nobody names
+        {"state", 5 * 512 + 9, -0.0, "slot 5, which no request may write"},
     };
     for (const auto& [tensor, element, value, words] : rows) {
         io::Bundle answer = right;
@@ -134,7 +134,7 @@ TEST_F(DecodeCli, AnUntouchedSlotKeepsEveryBit) {
     io::write_safetensors(file("answer.safetensors"), answer);
     const Ran ran = tool("check " + request + " --subject 'file:" + file("answer.safetensors") + "'");
     EXPECT_EQ(ran.code, 1);
-    EXPECT_TRUE(ran.has("slot 0, which no request names")) << ran.out;
+    EXPECT_TRUE(ran.has("slot 0, which no request may write")) << ran.out;
 }
 
 TEST_F(DecodeCli, BadFilesAreBadInput) {

@@ -10,7 +10,7 @@ Tails quick(bool packed) {
                "2,1,2,4,16,16/map=tiled/pool=2100/slots=2060,5/5", "2,1,2,4,33,65/state=bf16/6"};
     if (packed) return list;
     list.insert(list.end(), {"2,4,2,4,64,64/columns=5/accepted=2,1/each=1/1", "2,70,1,2,32,40/h0=1/4",
-                             "2,5,1,2,16,16/gate=half-zero/out=fp32/8"});
+                             "2,2,1,2,16,16/gb=fp16/9", "2,5,1,2,16,16/gate=half-zero/out=fp32/8"});
     return list;
 }
 

@@ -35,7 +35,7 @@ std::string names(const Rows& rows) {
 }
 
 const char* const kSubjectHelp =
-    "cpu | cuda | reference | exec:COMMAND | file:ANSWER.safetensors, with an optional +fault:NAME";
+    "cpu | cuda | reference | lib:KERNEL.so | exec:COMMAND | file:ANSWER.safetensors, with an optional +fault:NAME";
 
 void add_subject(CLI::App& app, std::string& subject, tidegate::subjects::Settings& s) {
     app.add_option("--subject", subject, kSubjectHelp)->capture_default_str();
@@ -88,7 +88,8 @@ int main(int argc, char** argv) {
     c.add_option("--suite", check.suite, names(tidegate::cases::suites()));
     add_subject(c, check.subject, check.settings);
     c.add_flag("--persistent", check.settings.persistent, "exec: one process for all cases");
-    c.add_option("--pass", check.pass, "forward");
+    c.add_option("--pass", check.pass,
+                 "forward | decode | packed; of a suite (default: forward), or instead of a file's");
     c.add_option("--rule", check.rule, names(tidegate::rules()) + "; filters a suite, overrides a file");
     c.add_option("--dtype", check.dtype, "fp32 | bf16 | fp16; filters a suite, a file's output type");
     c.add_option("--gates", check.gates, "given | logits: which of a file's gate tensors are used");
@@ -143,6 +144,7 @@ int main(int argc, char** argv) {
             },
             ""));
     add_subject(d, drift.subject, drift.settings);
+    d.add_flag("--persistent", drift.settings.persistent, "exec: one process for all steps");
     d.add_option("--json", drift.json, "write JSON Lines to a file, - for stdout");
     d.add_option("--svg", drift.svg, "draw the growth of the state's error to a file");
     d.add_flag("--quiet", drift.quiet, "no progress");

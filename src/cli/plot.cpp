@@ -49,13 +49,13 @@ std::string log_chart(const std::string& title, const std::string& x_name, const
         svg += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", tx, ty, anchor,
                            escaped(words));
     };
-    for (double d = x.low; d <= x.high; ++d) {
+    for (int d = static_cast<int>(x.low); d <= static_cast<int>(x.high); ++d) {
         line(x.at(std::pow(10, d)), y.from, x.at(std::pow(10, d)), y.to);
         text(x.at(std::pow(10, d)), y.from + 18, "middle", fmt::format("{:g}", std::pow(10, d)));
     }
-    for (double d = y.low; d <= y.high; ++d) {
+    for (int d = static_cast<int>(y.low); d <= static_cast<int>(y.high); ++d) {
         line(x.from, y.at(std::pow(10, d)), x.to, y.at(std::pow(10, d)));
-        text(x.from - 8, y.at(std::pow(10, d)) + 4, "end", fmt::format("1e{:g}", d));
+        text(x.from - 8, y.at(std::pow(10, d)) + 4, "end", fmt::format("1e{}", d));
     }
     text((x.from + x.to) / 2, kHeight - 12, "middle", x_name);
     svg += fmt::format("<text transform=\"translate(18 {:.1f}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n",

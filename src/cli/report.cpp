@@ -13,7 +13,7 @@ namespace {
 /// A state's channel is k V + v, whatever the caller's layout.
 std::string place(const std::string& tensor, const judge::Worst& w, std::int64_t columns) {
     std::string text = fmt::format("{} {}", tensor == "state" ? "slot" : "seq", w.sequence);
-    if (w.token >= 0) text += fmt::format(" token {}", w.token);
+    if (w.token >= 0) text += fmt::format(" token {}", w.own_token);
     text += fmt::format(" head {}", w.head);
     if (tensor == "o") return text + fmt::format(" channel {}", w.channel);
     return text + fmt::format(" k {} v {}", w.channel / columns, w.channel % columns);
@@ -86,7 +86,7 @@ void Report::tensors(const Labels& labels, const judge::CaseResult& result) {
         fmt::print(to_, "  {}: worst at {}; smallest tolerance that would pass: {:.3g} x the gate's", t.name,
                    place(t.name, m.worst, labels.V), m.needed);
         if (!t.reason.empty()) fmt::print(to_, "; {}", t.reason);
-        if (m.first_over >= 0) fmt::print(to_, "; first token over its limit {}", m.first_over);
+        if (m.first_over >= 0) fmt::print(to_, "; first row over its limit {} (packed)", m.first_over);
         if (!m.heads_over.empty()) fmt::print(to_, "; heads over {}", fmt::join(m.heads_over, ","));
         if (m.nan + m.inf > 0) fmt::print(to_, "; {} NaN, {} inf", m.nan, m.inf);
         if (m.zero_share > 0) fmt::print(to_, "; {:.3g} of its elements are exact zeros", m.zero_share);
@@ -108,6 +108,11 @@ void Report::result(const Labels& labels, const judge::CaseResult& result, bool 
     const judge::TensorResult* worst = nullptr;
     for (const judge::TensorResult& t : result.tensors)
         if (t.measured && (worst == nullptr || t.measures.needed > worst->measures.needed)) worst = &t;
+    for (const judge::TensorResult& t : result.tensors)  // of a failure: the tensor that the reason is about
+        if (result.verdict == judge::Verdict::fail && t.verdict == judge::Verdict::fail) {
+            worst = t.measured ? &t : nullptr;
+            break;
+        }
     std::string line = fmt::format("{} {}", coloured(result.verdict), labels.id);
     if (worst != nullptr) line += fmt::format("  {} at {:.2g} x its limit", worst->name, worst->measures.needed);
     line += fmt::format("  {:.3f} s", result.seconds);

@@ -34,11 +34,10 @@ struct StateView {
     std::ptrdiff_t stride;  ///< floats between rows; 0 repeats one row (a zero state)
 };
 
-// NOTES: 16 vector registers hold one vector of columns of all that a pass needs, and then every coefficient that is
-// broadcast serves one multiply-add: loads are the limit. Two vectors and three walks over the slice, which L1 holds,
-// broadcast half as often; with 32 registers one walk does it all.
+// NOTES: a slice is two vectors, so that a coefficient that is broadcast serves two multiply-adds; with one, loads are
+// the limit. 32 registers hold all that a pass needs of it; with 16 three walks over the slice, which L1 holds, do.
 inline constexpr bool kManyRegisters = hn::MaxLanes(F()) >= 16;
-inline constexpr std::size_t kSliceVectors = kManyRegisters ? 2 : 2;
+inline constexpr std::size_t kSliceVectors = 2;
 
 /// One walk over K rows of kVectors vectors of state columns:
 ///   S_i = decay_i S_i + sum_{u < kWrites} write_i[u] delta_u      (read at `from`, stored at `to`; not without writes)

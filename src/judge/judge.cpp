@@ -137,7 +137,7 @@ std::vector<TensorResult> Bench::judge(const io::Bundle& answer,
             r.reason = std::to_string(r.unwritten) + " elements never written";
         } else if (changed >= 0 && r.measures.needed <= 1) {
             r.verdict = Verdict::fail;
-            r.reason = "bits changed in slot " + std::to_string(changed) + ", which no request names";
+            r.reason = "bits changed in slot " + std::to_string(changed) + ", which no request may write";
         } else if (!(r.measures.needed <= 1)) {
             r.verdict = Verdict::fail;
             r.reason = r.measures.why;

@@ -66,7 +66,7 @@ bool met_in_kind(double exact, double x, Dtype dtype) {
 /// Whose every bit was given.
 std::string kept_name(const Output& output, std::size_t cell) {
     const std::string n = std::to_string(output.cells[cell].sequence);
-    return output.name == "state" ? "slot " + n + ", which no request names"
+    return output.name == "state" ? "slot " + n + ", which no request may write"
                                   : "request " + n + ", a pad, whose rows are zeros";
 }
 
@@ -232,6 +232,10 @@ Measures Gauge::measure(std::span<const double> out) const {
     m.cosine = cosine(t.all);
     m.size_ratio = size_ratio(t.all);
     m.max_abs = t.max_abs;
+    if (t.mismatched > 0 && t.all.out == 0) {  // nothing that could be measured: never a perfect score
+        m.nrmse = kInf;
+        m.cosine = m.size_ratio = 0;
+    }
     m.mismatched = t.mismatched;
     m.zeros_nrmse = t.all.ref > 0 ? 1 : 0;
     for (const Sums& s : t.heads) m.worst_head_nrmse = std::max(m.worst_head_nrmse, nrmse(s));
@@ -289,7 +293,12 @@ Measures Gauge::measure(std::span<const double> out) const {
     }
     if (at >= 0) {
         const Cell& cell = output_.cells[static_cast<std::size_t>(at) / width];
-        m.worst = {cell.sequence, cell.token, cell.head, at % output_.width};
+        m.worst = {cell.sequence, cell.token, cell.head, at % output_.width, cell.token};
+        for (const Cell& other : output_.cells)  // tokens of a sequence lie in order
+            if (other.sequence == cell.sequence && cell.token >= 0) {
+                m.worst.own_token = cell.token - other.token;
+                break;
+            }
     }
     return m;
 }

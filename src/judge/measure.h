@@ -14,7 +14,8 @@
 namespace tidegate::judge {
 
 struct Worst {
-    std::int64_t sequence = -1, token = -1, head = -1, channel = -1;
+    std::int64_t sequence = -1, token = -1, head = -1, channel = -1;  ///< token: packed, B T of a batch
+    std::int64_t own_token = -1;                                      ///< counted in its sequence
 };
 
 struct Measures {

@@ -26,7 +26,7 @@ void float_type(const char* name, const Tensor& t, bool allow_fp64) {
 }
 
 void gates(const Inputs& p, const RuleRow& row, const Extents& e) {
-    const auto& [B, T, H, K, HV, V] = e;
+    const std::int64_t B = e.B, T = e.T, K = e.K, HV = e.HV;  // clang 14 captures no structured bindings
     const auto gate_shape = [&](const char* name, const Tensor& t) {
         if (row.decay == Decay::vector)
             shape(name, t, "[B, T, HV, K]", {B, T, HV, K}, true);

@@ -99,7 +99,7 @@ void sequence(const NormalForm& nf, const Policy& policy, std::int64_t n, std::i
     std::vector<Real> S = initial_state<Real>(nf, n, h), M = absolute(S), o(V);
     Token<Real> token(nf, policy);
     for (std::int64_t t = span.begin; t < span.end; ++t) {
-        const auto row = static_cast<std::size_t>((span.batch * nf.tokens + t) * nf.value_heads + h) * V;
+        const auto cell = static_cast<std::size_t>((span.batch * nf.tokens + t) * nf.value_heads + h), row = cell * V;
         const auto read = [&](const std::vector<Real>& q, const std::vector<Real>& state, std::vector<double>& to) {
             std::fill(o.begin(), o.end(), Real(0));
             add_read(q, state, o);
@@ -118,8 +118,8 @@ void sequence(const NormalForm& nf, const Policy& policy, std::int64_t n, std::i
             read(absolute(token.s.q), M, mag->o);
             for (std::size_t j = 0; j < V; ++j) mag->o[row + j] = std::fabs(mag->o[row + j]);
         }
-        if (!out.state_tokens.empty()) keep(S, out.state_tokens, row / V);
-        if (!out.state_tokens.empty() && mag != nullptr) keep(M, mag->state_tokens, row / V);
+        if (!out.state_tokens.empty()) keep(S, out.state_tokens, cell);
+        if (!out.state_tokens.empty() && mag != nullptr) keep(M, mag->state_tokens, cell);
     }
     const auto at = static_cast<std::size_t>(n * nf.value_heads + h);
     keep(S, out.final_state, at);
