@@ -18,6 +18,8 @@ namespace tidegate::cpu::HWY_NAMESPACE {
 
 // Loops over register arrays must be gone before the compiler decides what lives in registers.
 #define TIDEGATE_UNROLL _Pragma("GCC unroll 16")
+// The pieces of a loop's body: a call in their place would keep the register arrays in memory.
+#define TIDEGATE_INNER HWY_ATTR __attribute__((always_inline))
 
 inline constexpr std::size_t kRank = kPassRank;  ///< rank-1 updates a pass
 
@@ -65,7 +67,7 @@ HWY_INLINE void walk(std::size_t K, const Coefficients& pending, const Coefficie
     float* target = to.rows;
     // A row's updates are a chain of kWrites; the sums over the row before it fill the wait.
     Vec s[kVectors], last[kVectors];
-    const auto decayed = [&](std::size_t i) HWY_ATTR {
+    const auto decayed = [&](std::size_t i) TIDEGATE_INNER {
         TIDEGATE_UNROLL
         for (std::size_t v = 0; v < kVectors; ++v) s[v] = hn::LoadU(f, source + v * lanes);
         source += from.stride;
@@ -75,12 +77,12 @@ HWY_INLINE void walk(std::size_t K, const Coefficients& pending, const Coefficie
             for (std::size_t v = 0; v < kVectors; ++v) s[v] = hn::Mul(a, s[v]);
         }
     };
-    const auto update = [&](std::size_t u) HWY_ATTR {
+    const auto update = [&](std::size_t u) TIDEGATE_INNER {
         const Vec b = hn::Set(f, write[u]);
         TIDEGATE_UNROLL
         for (std::size_t v = 0; v < kVectors; ++v) s[v] = hn::MulAdd(b, d[u][v], s[v]);
     };
-    const auto sum_up = [&](std::size_t m) HWY_ATTR {
+    const auto sum_up = [&](std::size_t m) TIDEGATE_INNER {
         if constexpr (kErase) {
             const Vec e = hn::Set(f, erase[m]);
             TIDEGATE_UNROLL
@@ -92,7 +94,7 @@ HWY_INLINE void walk(std::size_t K, const Coefficients& pending, const Coefficie
             for (std::size_t v = 0; v < kVectors; ++v) o[m][v] = hn::MulAdd(q, last[v], o[m][v]);
         }
     };
-    const auto store = [&]() HWY_ATTR {
+    const auto store = [&]() TIDEGATE_INNER {
         TIDEGATE_UNROLL
         for (std::size_t v = 0; v < kVectors; ++v) {
             if constexpr (kWrites > 0) hn::StoreU(s[v], f, target + v * lanes);
