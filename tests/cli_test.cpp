@@ -1,37 +1,21 @@
 // The tool from outside: exit codes, messages, records, replay. TIDEGATE_TOOL is the executable.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <chrono>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 
 #include "cases/request.h"
 #include "cases/suite.h"
 #include "io/safetensors.h"
+#include "tool.h"
 
 namespace tidegate {
 namespace {
 
-struct Ran {
-    int code;
-    std::string out;  ///< stdout and stderr together
-    bool has(const std::string& words) const { return out.find(words) != std::string::npos; }
-};
-
-Ran tool(const std::string& arguments) {
-    const std::string command = "'" TIDEGATE_TOOL "' " + arguments + " 2>&1";
-    std::FILE* pipe = popen(command.c_str(), "r");
-    Ran run{-1, ""};
-    std::array<char, 4096> buffer;
-    while (const std::size_t n = std::fread(buffer.data(), 1, buffer.size(), pipe)) run.out.append(buffer.data(), n);
-    const int status = pclose(pipe);
-    run.code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-    return run;
-}
+using test::Ran;
+using test::tool;
 
 /// A folder of the test's own, removed with it.
 class Cli : public testing::Test {

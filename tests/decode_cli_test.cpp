@@ -1,10 +1,7 @@
 // The decode passes and `drift` from outside: exit codes, messages, records, files. TIDEGATE_TOOL is the executable.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -13,25 +10,13 @@
 #include "cases/case.h"
 #include "io/safetensors.h"
 #include "problem/number.h"
+#include "tool.h"
 
 namespace tidegate {
 namespace {
 
-struct Ran {
-    int code;
-    std::string out;  ///< stdout and stderr together
-    bool has(const std::string& words) const { return out.find(words) != std::string::npos; }
-};
-
-Ran tool(const std::string& arguments) {
-    std::FILE* pipe = popen(("'" TIDEGATE_TOOL "' " + arguments + " 2>&1").c_str(), "r");
-    Ran run{-1, ""};
-    std::array<char, 4096> buffer;
-    while (const std::size_t n = std::fread(buffer.data(), 1, buffer.size(), pipe)) run.out.append(buffer.data(), n);
-    const int status = pclose(pipe);
-    run.code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-    return run;
-}
+using test::Ran;
+using test::tool;
 
 class DecodeCli : public testing::Test {
 protected:

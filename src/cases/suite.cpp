@@ -18,10 +18,10 @@ constexpr std::array kSuites{
     Suite{"varlen", "packed sequences: empty, short, many, identical"},
     Suite{"states", "initial and final states, layouts, types"},
     Suite{"field", "inputs that have broken real kernels"},
-    Suite{"peers-cpu", "shapes that `bench` times beside a peer (fp32; not part of all)"},
-    Suite{"peers-cuda", "decode shapes that `bench --subject cuda` times (not part of all)"},
-    Suite{"sanitize", "a few cases for slow checkers (not part of all)"},
-    Suite{"all", "all of the above but the last three"},
+    Suite{"peers-cpu", "shapes that `bench` times beside a peer (fp32; not part of all)", false},
+    Suite{"peers-cuda", "decode shapes that `bench --subject cuda` times (not part of all)", false},
+    Suite{"sanitize", "a few cases for slow checkers (not part of all)", false},
+    Suite{"all", "all of the above but the last three", false},
 };
 
 Tails quick() {
@@ -184,8 +184,7 @@ Tails tails_of(const std::string& name, Dtype dtype, bool vector) {
     if (name == "field") return field(dtype, vector);
     Tails all;
     for (const Suite& part : kSuites)
-        if (part.name != name && std::string(part.name) != "peers-cpu" && std::string(part.name) != "peers-cuda" &&
-            std::string(part.name) != "sanitize")
+        if (part.in_all)
             for (const std::string& tail : tails_of(part.name, dtype, vector)) all.push_back(tail);
     return all;
 }

@@ -13,6 +13,7 @@ namespace tidegate::cases {
 struct Suite {
     const char* name;
     const char* what;
+    bool in_all = true;
 };
 std::span<const Suite> suites();
 
