@@ -28,11 +28,10 @@ struct Plan {
     } arithmetic;
     struct Schedule {
         int threads = 1;
-        std::int64_t round = 0;            ///< tokens of every head before any goes on; 0: all
+        std::int64_t round = 0;            ///< CPU: tokens of every head before any goes on; 0: all
         std::int64_t tasks = 0;            ///< independent pieces of work a round
         std::int64_t slice_v = 0;          ///< state columns a task
         std::int64_t workspace_bytes = 0;  ///< all the call allocates
-        bool bulk = false;                 ///< CUDA: states move through shared memory by the copy engine
     } schedule;
 
     std::string text() const;  ///< two lines, one a part

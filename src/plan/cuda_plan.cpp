@@ -1,6 +1,7 @@
 #include "plan/cuda_plan.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace tidegate {
 namespace {
@@ -38,50 +39,27 @@ Plan plan_cuda(const NormalForm& nf) {
     a.pass = 1;
     a.operands = "fp32";
     a.accumulate = "fp32";
-    s.threads = 128;
+    s.threads = kDecodeThreads;
     if (!nf.pool) {
         a.path = "cuda/none";  // there is no prefill kernel yet
         return plan;
     }
-    const std::int64_t size = bytes_of(nf.initial_state.dtype);
-    switch (dense_dimension(nf)) {
-        case 'V':
-            a.path = "cuda/decode/kv";
-            s.threads = threads_of(size);
-            s.slice_v = kv_slice(size);
-            break;
-        case 'K':
-            a.path = "cuda/decode/vk";
-            s.threads = threads_of(size);
-            s.slice_v = vk_slice(size, nf.K);
-            break;
-        default:
-            a.path = "cuda/decode/general";
-            s.slice_v = 32;  // columns side by side; fewer where K fills shared memory, or V has fewer
-            while (s.slice_v > 1 && (s.slice_v * nf.K * 4 > kGeneralBytes || s.slice_v / 2 >= nf.V)) s.slice_v /= 2;
+    const std::int64_t size = bytes_of(nf.initial_state.dtype), heads = nf.batch * nf.value_heads;
+    const char dense = dense_dimension(nf);
+    const auto slices = [&] { return (nf.V + s.slice_v - 1) / s.slice_v; };
+    a.path = dense == 'V' ? "cuda/decode/kv" : dense == 'K' ? "cuda/decode/vk" : "cuda/decode/general";
+    if (dense == 0) {
+        s.slice_v = 32;  // columns side by side; fewer where K fills shared memory, or V has fewer
+        while (s.slice_v > 1 && (s.slice_v * nf.K * 4 > kGeneralBytes || s.slice_v / 2 >= nf.V)) s.slice_v /= 2;
     }
-    const std::int64_t heads = nf.batch * nf.value_heads, slices = (nf.V + s.slice_v - 1) / s.slice_v;
-    s.round = 1;
-    // With one row a request, a CTA takes slices one after the other where there are enough CTAs without: the next is
-    // in flight while one is computed.
-    const bool one_row = nf.tokens * nf.steps == 1 && !nf.state_tokens.present();
-    if (a.path != "cuda/decode/general" && one_row)
-        while (s.round < slices && s.round * s.slice_v < kMostStepColumns &&
-               heads * slices / (s.round * 2) >= kEnoughCtas)
-            s.round *= 2;
-    // Many heads that are whole blocks of memory: one CTA an SM, and the copy engine. By measurement for fp32 with rows
-    // of V dense alone.
-    if (a.path == "cuda/decode/kv" && one_row && size == 4 && nf.initial_state.stride[2] == nf.V &&
-        nf.K * nf.V * size <= kBulkBytes && nf.V <= kMostBulkColumns && heads >= kManyHeads) {
-        s.bulk = true;
-        s.threads = kBulkThreads;
-        s.slice_v = nf.V;
-        s.round = 1;
-        s.tasks = kSms;
-        return plan;
-    }
-    s.slice_v *= s.round;
-    s.tasks = heads * ((nf.V + s.slice_v - 1) / s.slice_v);
+    for (const DecodeShape& shape : kDecodeShapes)
+        if (shape.dense == dense && shape.state_bytes == size && shape.K == nf.K) {
+            s.slice_v = shape.wide;
+            if (heads * slices() < kCtasAtOnce || (size < 4 && nf.tokens * nf.steps > 1)) s.slice_v = shape.narrow;
+        }
+    if (const char* e = getenv("TG_NARROW")) for (const DecodeShape& shape : kDecodeShapes)
+        if (shape.dense == dense && shape.state_bytes == size && shape.K == nf.K) s.slice_v = *e == '1' ? shape.narrow : shape.wide;
+    s.tasks = heads * slices();
     return plan;
 }
 

@@ -4,7 +4,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "cuda/decode/lanes.cuh"
 #include "cuda/decode/params.h"
+#include "cuda/decode/slice.cuh"
 
 namespace tidegate::cuda {
 
@@ -73,11 +75,6 @@ __device__ inline float sigmoid(float x) {
     return (x < 0 ? e : 1.0F) / (1.0F + e);
 }
 
-__device__ inline float warp_sum(float x) {
-    for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(0xFFFFFFFF, x, lane);
-    return x;
-}
-
 __device__ inline float strength(float x, StrengthKind kind) {
     if (kind == StrengthKind::given) return x;
     return kind == StrengthKind::one ? 1.0F : sigmoid(x) * (kind == StrengthKind::twice_sigmoid ? 2.0F : 1.0F);
@@ -143,8 +140,10 @@ struct Channel {
 /// A row's coefficients by channel, in shared memory, [K] each: S <- d o S + k x^T + b p^T with p = read^T S, and
 /// o = query^T S + qk x + qb p, of the state S before the row. Not yet times the row's Scales.
 struct RowCoefficients {
-    float *d, *k, *read, *query, *b;
-    float* sums;  ///< [4][warps]: q^2, k^2, q.k, q.b by warp
+    float2* look;  ///< read, query
+    float2* put;   ///< d, k
+    float* b;      ///< free form only
+    float* sums;   ///< [4][warps]: q^2, k^2, q.k, q.b by warp
 };
 /// What l2norm and `scale` make of them, and the two products.
 struct Scales {
@@ -152,29 +151,29 @@ struct Scales {
 };
 
 /// Writes channels i, i + kThreads, ... of a row; `mine` is the thread's first. Ends with a barrier.
-template <int kThreads, class Barrier>
-__device__ Scales write_row(const DecodeParams& p, const RowCoefficients& c, int n, int h, int row, const Channel& mine,
-                            int thread, const Barrier& barrier) {
+template <int kThreads>
+__device__ Scales write_row(const DecodeParams& p, const RowCoefficients& c, int n, int h, int row,
+                            const Channel& mine) {
     constexpr int kWarps = kThreads / 32;
-    float qq = 0, kk = 0, qk = 0, qb = 0;
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+    float sums[4] = {0, 0, 0, 0};
     const bool first_step = row % p.steps == 0;
     const auto write = [&](int i, const Channel& x) {
         const float q = widen_bits(x.q, p.q.dtype), k = widen_bits(x.k, p.k.dtype), d = x.decay(p, first_step);
         const float b = p.tied ? 0.0F : widen_bits(x.b, p.b.dtype);
-        c.d[i] = d;
-        c.k[i] = k;
-        c.query[i] = q * d;
-        c.read[i] = p.tied ? strength(widen_bits(x.erase, p.erase.dtype), p.erase_kind) * k * d
-                           : widen_bits(x.erase, p.a.dtype);
+        const float read = p.tied ? strength(widen_bits(x.erase, p.erase.dtype), p.erase_kind) * k * d
+                                  : widen_bits(x.erase, p.a.dtype);
+        c.look[i] = {read, q * d};
+        c.put[i] = {d, k};
         if (!p.tied) c.b[i] = b;
-        qq += q * q, kk += k * k, qk += q * k, qb += q * b;
+        sums[0] += q * q, sums[1] += k * k, sums[2] += q * k, sums[3] += q * b;
     };
     if (thread < p.K) write(thread, mine);
     for (int i = thread + kThreads; i < p.K; i += kThreads) write(i, Channel(p, n, h, row, i));
-    const float sums[] = {warp_sum(qq), warp_sum(kk), warp_sum(qk), warp_sum(qb)};
-    if (thread % 32 == 0)
-        for (int s = 0; s < 4; ++s) c.sums[s * kWarps + thread / 32] = sums[s];
-    barrier();
+    using Lanes = LaneSums<4, 16, 1>;
+    const float mine_of_warp = Lanes::sum(sums, lane);
+    if (Lanes::is_first(lane)) c.sums[Lanes::owned(lane) * kWarps + thread / 32] = mine_of_warp;
+    __syncthreads();
     float total[4] = {0, 0, 0, 0};
     for (int s = 0; s < 4; ++s)
         for (int w = 0; w < kWarps; ++w) total[s] += c.sums[s * kWarps + w];
@@ -184,12 +183,6 @@ __device__ Scales write_row(const DecodeParams& p, const RowCoefficients& c, int
     scales.qk = scales.q * scales.k * total[2];
     scales.qb = scales.q * total[3];
     return scales;
-}
-
-template <int kThreads>
-__device__ Scales write_row(const DecodeParams& p, const RowCoefficients& c, int n, int h, int row,
-                            const Channel& mine) {
-    return write_row<kThreads>(p, c, n, h, row, mine, static_cast<int>(threadIdx.x), [] { __syncthreads(); });
 }
 
 /// Column j of a row's v and write strength, as bits; 0 behind V.
@@ -215,21 +208,5 @@ __device__ __noinline__ void zero_pad(const DecodeParams& p, int n, int h, int f
                 store(p.state_tokens.data, p.state_tokens.dtype, at(p.state_tokens, n, t, h, i, j), 0.0F);
         }
 }
-
-/// 16 bytes of a state as fp32 and back.
-template <class S>
-struct Pack {
-    static constexpr int kValues = 16 / static_cast<int>(sizeof(S));
-    __device__ static void widen(const uint4& raw, float* to) {
-        const S* x = reinterpret_cast<const S*>(&raw);
-        for (int i = 0; i < kValues; ++i) to[i] = static_cast<float>(x[i]);
-    }
-    __device__ static uint4 narrow(const float* from) {
-        uint4 raw;
-        S* x = reinterpret_cast<S*>(&raw);
-        for (int i = 0; i < kValues; ++i) x[i] = static_cast<S>(from[i]);
-        return raw;
-    }
-};
 
 }  // namespace tidegate::cuda

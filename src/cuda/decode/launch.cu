@@ -1,11 +1,10 @@
 // Decode on a device: parameters from the normal form, the plan's kernel, one launch.
-#include <algorithm>
 #include <string>
 #include <string_view>
 
 #include "cuda/checked.h"
 #include "cuda/cuda.h"
-#include "cuda/decode/bulk.cuh"
+#include "cuda/decode/kernels.cuh"
 #include "plan/cuda_plan.h"
 #include "tidegate/error.h"
 
@@ -33,12 +32,11 @@ DecodeParams params_of(const NormalForm& nf, const Plan& plan) {
     p.null_slot = nf.null_slot.value_or(-1);
     p.steps = extent(nf.steps);
     p.slices = extent((nf.V + plan.schedule.slice_v - 1) / plan.schedule.slice_v);
-    p.slices_a_cta = extent(std::max<std::int64_t>(plan.schedule.round, 1));
     p.decay = nf.gate.decay, p.gate_kind = nf.gate.kind;
     p.erase_kind = nf.erase.kind, p.write_kind = nf.write.kind;
     p.erase_vector = nf.erase.vector, p.write_vector = nf.write.vector;
     p.tied = nf.tied, p.tiled = nf.head_map == HeadMap::tiled, p.l2norm = nf.qk_l2norm;
-    p.has_min = nf.gate.min.has_value(), p.every_token = nf.every_token();
+    p.has_min = nf.gate.min.has_value();
     p.scale = static_cast<float>(nf.scale), p.lower_bound = static_cast<float>(nf.gate.lower_bound);
     p.gate_min = static_cast<float>(nf.gate.min.value_or(0));
     return p;
@@ -46,33 +44,60 @@ DecodeParams params_of(const NormalForm& nf, const Plan& plan) {
 
 using Kernel = void (*)(DecodeParams);
 
-/// The inventory of kernels on 16-byte accesses: path, state type, K; for one row a request, for one row and many heads
-/// whose states are whole blocks, and for several rows. All sum in one order.
+/// The inventory of kernels on 16-byte accesses: path, state type, K, columns a CTA; for one row a request and for
+/// several. A 16-bit state of several rows is held in fp32, so its wide slices do not fit in registers.
 struct Row {
     std::string_view path;
     Dtype state;
-    std::int64_t K;
-    Kernel one, bulk, many;
-    std::size_t bulk_bytes;
+    std::int64_t K, columns;
+    Kernel one, many;
 };
-template <class S, int kK>
+template <class L>
+constexpr Row row(std::string_view path, Dtype state) {
+    Row r{path, state, L::kK, L::kColumns, decode<L, false>, nullptr};
+    if constexpr (L::kLoads * L::kValues <= 64) r.many = decode<L, true>;
+    return r;
+}
+template <class S, int kK, int kLanes>
 constexpr Row kv(Dtype state) {
-    Row row{"cuda/decode/kv", state, kK, step_kv<S, kK>, nullptr, decode_kv<S, kK>, 0};
-    if constexpr (sizeof(S) == 4) {  // by measurement: a 16-bit slice needs more registers than the ring leaves
-        row.bulk = step_bulk<S, kK>;
-        row.bulk_bytes = sizeof(BulkShared<S, kK>);
-    }
-    return row;
+    return row<Kv<S, kK, kLanes>>("cuda/decode/kv", state);
 }
-template <class S, int kK>
+template <class S, int kK, int kLoads>
 constexpr Row vk(Dtype state) {
-    return {"cuda/decode/vk", state, kK, step_vk<S, kK>, nullptr, decode_vk<S, kK>, 0};
+    return row<Vk<S, kK, kLoads>>("cuda/decode/vk", state);
 }
-constexpr Row kRows[] = {
-    kv<float, 64>(Dtype::fp32),          kv<float, 128>(Dtype::fp32), kv<__nv_bfloat16, 64>(Dtype::bf16),
-    kv<__nv_bfloat16, 128>(Dtype::bf16), kv<__half, 64>(Dtype::fp16), kv<__half, 128>(Dtype::fp16),
-    vk<float, 64>(Dtype::fp32),          vk<float, 128>(Dtype::fp32), vk<__nv_bfloat16, 64>(Dtype::bf16),
-    vk<__nv_bfloat16, 128>(Dtype::bf16), vk<__half, 64>(Dtype::fp16), vk<__half, 128>(Dtype::fp16)};
+constexpr Row kRows[] = {kv<float, 128, 16>(Dtype::fp32),          kv<float, 128, 8>(Dtype::fp32),
+                         kv<float, 64, 16>(Dtype::fp32),           kv<float, 64, 8>(Dtype::fp32),
+                         kv<__nv_bfloat16, 128, 16>(Dtype::bf16),  kv<__nv_bfloat16, 128, 8>(Dtype::bf16),
+                         kv<__nv_bfloat16, 64, 16>(Dtype::bf16),   kv<__nv_bfloat16, 64, 8>(Dtype::bf16),
+                         kv<__half, 128, 16>(Dtype::fp16),         kv<__half, 128, 8>(Dtype::fp16),
+                         kv<__half, 64, 16>(Dtype::fp16),          kv<__half, 64, 8>(Dtype::fp16),
+                         vk<float, 128, 16>(Dtype::fp32),         vk<float, 128, 8>(Dtype::fp32),
+                         vk<float, 64, 8>(Dtype::fp32),           vk<float, 64, 4>(Dtype::fp32),
+                         vk<__nv_bfloat16, 128, 16>(Dtype::bf16), vk<__nv_bfloat16, 128, 8>(Dtype::bf16),
+                         vk<__nv_bfloat16, 64, 8>(Dtype::bf16),   vk<__nv_bfloat16, 64, 4>(Dtype::bf16),
+                         vk<__half, 128, 16>(Dtype::fp16),        vk<__half, 128, 8>(Dtype::fp16),
+                         vk<__half, 64, 8>(Dtype::fp16),          vk<__half, 64, 4>(Dtype::fp16)};
+
+/// In the stream, to start when the kernel before lets it: every kernel waits by itself before it touches memory.
+template <class... Arguments>
+void launch(void (*kernel)(Arguments...), std::int64_t ctas, std::size_t shared, void* stream, Arguments... arguments) {
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = static_cast<unsigned>(ctas);
+    config.blockDim = kThreads;
+    config.dynamicSmemBytes = shared;
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &early;
+    config.numAttrs = 1;
+    if (const char* e = getenv("TG_PAD"); e != nullptr && shared == 0) {
+        config.dynamicSmemBytes = static_cast<std::size_t>(atoi(e));
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, atoi(e));
+    }
+    checked(cudaLaunchKernelEx(&config, kernel, arguments...), "launch of a decode kernel");
+}
 
 }  // namespace
 
@@ -80,30 +105,20 @@ void run(const NormalForm& nf, const Plan& plan, const Options& options) {
     if (!nf.pool)
         throw Error("device", "device: given CUDA tensors, expected CPU tensors: there is no CUDA prefill yet");
     const DecodeParams p = params_of(nf, plan);
-    const auto ctas = static_cast<unsigned>(plan.schedule.tasks);
-    const auto stream = static_cast<cudaStream_t>(options.stream);
+    const auto& schedule = plan.schedule;
     if (plan.arithmetic.path == "cuda/decode/general") {
-        const std::size_t bytes = general_bytes(nf.K, plan.schedule.slice_v);
+        const std::size_t bytes = general_bytes(nf.K, schedule.slice_v);
         checked(
             cudaFuncSetAttribute(decode_general, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
             "shared memory of the general decode kernel");
-        decode_general<<<ctas, kGeneralThreads, bytes, stream>>>(p, static_cast<int>(plan.schedule.slice_v));
-        return checked(cudaGetLastError(), "launch of cuda/decode/general");
+        return launch(decode_general, schedule.tasks, bytes, options.stream, p, static_cast<int>(schedule.slice_v));
     }
-    for (const Row& row : kRows)
-        if (row.path == plan.arithmetic.path && row.state == nf.initial_state.dtype && row.K == nf.K) {
-            const auto threads = static_cast<unsigned>(plan.schedule.threads);
-            if (plan.schedule.bulk) {
-                checked(cudaFuncSetAttribute(row.bulk, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             static_cast<int>(row.bulk_bytes)),
-                        "shared memory of a decode kernel");
-                row.bulk<<<ctas, threads, row.bulk_bytes, stream>>>(p);
-            } else {
-                const bool one = p.T * p.steps == 1 && p.state_tokens.data == nullptr;
-                (one ? row.one : row.many)<<<ctas, threads, 0, stream>>>(p);
-            }
-            return checked(cudaGetLastError(), "launch of a decode kernel");
-        }
+    const bool many = nf.tokens * nf.steps > 1;
+    for (const Row& r : kRows)
+        if (r.path == plan.arithmetic.path && r.state == nf.initial_state.dtype && r.K == nf.K &&
+            r.columns == schedule.slice_v)
+            if (const Kernel kernel = many ? r.many : r.one; kernel != nullptr)
+                return launch(kernel, schedule.tasks, 0, options.stream, p);
     throw Error("plan", "plan: no CUDA kernel is called " + std::string(plan.arithmetic.path));
 }
 

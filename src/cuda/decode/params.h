@@ -31,12 +31,11 @@ struct DecodeParams {
     int B, T, H, HV, K, V;             ///< extents
     int columns;                       ///< of state_indices; 0: it is [B]
     int steps;                         ///< Householder steps a token
-    int slices_a_cta;                  ///< step kernels: slices that a CTA takes one after the other
     int slices;                        ///< CTAs a head, each with its own columns of V
     Decay decay;
     GateKind gate_kind;
     StrengthKind erase_kind, write_kind;
-    bool erase_vector, write_vector, tied, tiled, l2norm, has_min, every_token;
+    bool erase_vector, write_vector, tied, tiled, l2norm, has_min;
     float scale, lower_bound, gate_min;
 };
 
