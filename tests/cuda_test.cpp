@@ -1,6 +1,9 @@
 // Decode on a device. Skips, with the reason, where there is none.
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <utility>
+
 #include "cases/request.h"
 #include "cases/suite.h"
 #include "cuda/cuda.h"
@@ -46,46 +49,102 @@ TEST(CudaAbsent, SaysSo) {
     EXPECT_STRNE(cuda::unavailable(), "");
 }
 
+/// A case's problem with all of its tensors on the device.
+class Placed {
+public:
+    explicit Placed(const char* id)
+        : request_(cases::generate(cases::parse(id))),
+          answer_(cases::empty_answer(request_)),
+          problem_(cases::bind(request_)) {
+        cases::attach(problem_, answer_);
+        cases::inputs_of(problem_).check_values = false;
+        for (Tensor* t : cases::tensors_of(problem_)) {
+            if (!t->present()) continue;
+            const auto bytes = static_cast<std::size_t>(t->size() * bytes_of(t->dtype));
+            memory_.push_back(cuda::allocate(bytes));
+            cuda::to_device(memory_.back(), t->data, bytes);
+            if (t->data == pool().bytes.data()) state_ = memory_.back();
+            if (t->data == answer_.find("o")->bytes.data()) o_ = memory_.back();
+            t->data = memory_.back();
+            t->device = Device::cuda;
+        }
+    }
+    ~Placed() {
+        for (void* m : memory_) cuda::release(m);
+    }
+    Placed(const Placed&) = delete;
+    Placed& operator=(const Placed&) = delete;
+
+    cases::Problem& problem() { return problem_; }
+    const io::Array& pool() const { return *answer_.find("state"); }
+    const io::Bundle& request() const { return request_; }
+    void reset() { cuda::to_device(state_, pool().bytes.data(), pool().bytes.size()); }
+    /// o and the pool, as they are now.
+    std::pair<io::Array, io::Array> outputs() const {
+        cuda::synchronise();
+        io::Array o = *answer_.find("o"), state = pool();
+        cuda::to_host(o.bytes.data(), o_, o.bytes.size());
+        cuda::to_host(state.bytes.data(), state_, state.bytes.size());
+        return {o, state};
+    }
+
+private:
+    io::Bundle request_, answer_;
+    cases::Problem problem_;
+    std::vector<void*> memory_;
+    void *state_ = nullptr, *o_ = nullptr;
+};
+
 TEST_F(CudaTest, AThousandRepeatsAndAGraphGiveTheSameBits) {
     for (const char* id : {"gdn/decode/bf16/9,1,2,4,128,128/gates=logits/1",
                            "kda/decode/bf16/9,2,2,4,64,128/layout=vk/2", "gdn/packed/fp16/9,1,2,4,80,40/3"}) {
-        io::Bundle request = cases::generate(cases::parse(id));
-        io::Bundle answer = cases::empty_answer(request);
-        cases::Problem problem = cases::bind(request);
-        cases::attach(problem, answer);
-        cases::inputs_of(problem).check_values = false;
-        std::vector<void*> memory;
-        const io::Array pool = *answer.find("state");
-        void *state = nullptr, *o = nullptr;
-        for (Tensor* t : cases::tensors_of(problem)) {
-            if (!t->present()) continue;
-            const auto bytes = static_cast<std::size_t>(t->size() * bytes_of(t->dtype));
-            memory.push_back(cuda::allocate(bytes));
-            cuda::to_device(memory.back(), t->data, bytes);
-            if (t->data == answer.find("state")->bytes.data()) state = memory.back();
-            if (t->data == answer.find("o")->bytes.data()) o = memory.back();
-            t->data = memory.back();
-            t->device = Device::cuda;
-        }
-        io::Array want_o, want_state;
+        Placed placed(id);
         const auto once = [&](bool graph) {
-            cuda::to_device(state, pool.bytes.data(), pool.bytes.size());
+            placed.reset();
             if (graph)  // three warm-up replays and one measured: four calls on one state
-                cuda::median_seconds(1, 1, [&](void* stream, int) { cases::run(problem, {0, stream}); });
+                cuda::median_seconds(1, 1, [&](void* stream, int) { cases::run(placed.problem(), {0, stream}); });
             else
-                for (int i = 0; i < 4; ++i) cases::run(problem, {});
-            cuda::synchronise();
-            io::Array got_o = *answer.find("o"), got_state = pool;
-            cuda::to_host(got_o.bytes.data(), o, got_o.bytes.size());
-            cuda::to_host(got_state.bytes.data(), state, got_state.bytes.size());
-            if (want_o.bytes.empty()) want_o = got_o, want_state = got_state;
-            return got_o.bytes == want_o.bytes && got_state.bytes == want_state.bytes;
+                for (int i = 0; i < 4; ++i) cases::run(placed.problem(), {});
+            return placed.outputs();
         };
+        const auto [o, state] = once(false);
         int same = 0;
-        for (int i = 0; i < 1000; ++i) same += once(false) ? 1 : 0;
+        for (int i = 0; i < 1000; ++i) {
+            const auto again = once(false);
+            same += again.first.bytes == o.bytes && again.second.bytes == state.bytes ? 1 : 0;
+        }
         EXPECT_EQ(same, 1000) << id;
-        EXPECT_TRUE(once(true)) << id;
-        for (void* m : memory) cuda::release(m);
+        const auto graph = once(true);
+        EXPECT_TRUE(graph.first.bytes == o.bytes && graph.second.bytes == state.bytes) << id;
+    }
+}
+
+// A call of one request takes narrow slices, a call of many takes wide ones: other kernels, the same sums.
+TEST_F(CudaTest, NarrowAndWideSlicesGiveTheSameBits) {
+    for (const char* id :
+         {"gdn/decode/fp32/200,1,2,4,128,128/1", "kda/decode/bf16/200,1,2,4,128,128/layout=vk/2",
+          "gdn/decode/bf16/200,1,2,4,128,128/state=bf16/3", "kda/decode/fp16/200,1,2,4,64,128/state=fp16/layout=vk/4",
+          "kda/decode/fp32/200,2,2,4,128,128/5", "gdn/decode/fp32/200,3,2,4,64,128/layout=vk/6"}) {
+        Placed placed(id);
+        const auto slice = [&] { return cases::plan_of(placed.problem(), {}).schedule.slice_v; };
+        const std::int64_t B = std::get<Decode>(placed.problem()).q.shape[0], wide = slice();
+        cases::run(placed.problem(), {});
+        const auto all = placed.outputs();
+        for (Tensor* t : cases::tensors_of(placed.problem()))
+            if (t->present() && t->shape[0] == B) t->shape[0] = 1;
+        placed.reset();
+        EXPECT_LT(slice(), wide) << id;
+        cases::run(placed.problem(), {});
+        const auto one = placed.outputs();
+        const std::size_t o = all.first.bytes.size() / static_cast<std::size_t>(B);
+        EXPECT_EQ(std::memcmp(all.first.bytes.data(), one.first.bytes.data(), o), 0) << id;
+        const std::size_t slot = all.second.bytes.size() / static_cast<std::size_t>(all.second.shape[0]);
+        std::int32_t first = 0;
+        std::memcpy(&first, placed.request().find("state_indices")->bytes.data(), sizeof first);
+        const std::size_t at = static_cast<std::size_t>(first) * slot;
+        ASSERT_LT(at, all.second.bytes.size()) << id;
+        EXPECT_EQ(std::memcmp(all.second.bytes.data() + at, one.second.bytes.data() + at, slot), 0) << id;
+        EXPECT_NE(std::memcmp(placed.pool().bytes.data() + at, one.second.bytes.data() + at, slot), 0) << id;
     }
 }
 

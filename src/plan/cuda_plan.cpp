@@ -1,7 +1,6 @@
 #include "plan/cuda_plan.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 namespace tidegate {
 namespace {
@@ -52,13 +51,12 @@ Plan plan_cuda(const NormalForm& nf) {
         s.slice_v = 32;  // columns side by side; fewer where K fills shared memory, or V has fewer
         while (s.slice_v > 1 && (s.slice_v * nf.K * 4 > kGeneralBytes || s.slice_v / 2 >= nf.V)) s.slice_v /= 2;
     }
-    for (const DecodeShape& shape : kDecodeShapes)
-        if (shape.dense == dense && shape.state_bytes == size && shape.K == nf.K) {
-            s.slice_v = shape.wide;
-            if (heads * slices() < kCtasAtOnce || (size < 4 && nf.tokens * nf.steps > 1)) s.slice_v = shape.narrow;
-        }
-    if (const char* e = getenv("TG_NARROW")) for (const DecodeShape& shape : kDecodeShapes)
-        if (shape.dense == dense && shape.state_bytes == size && shape.K == nf.K) s.slice_v = *e == '1' ? shape.narrow : shape.wide;
+    const bool stays = nf.tokens * nf.steps > 1;
+    for (const DecodeShape& shape : kDecodeShapes) {
+        if (shape.dense != dense || shape.state_bytes != size || shape.K != nf.K) continue;
+        s.slice_v = shape.columns;
+        if (heads * slices() >= shape.ctas && !(stays && shape.columns * shape.K > 64 * kDecodeThreads)) break;
+    }
     s.tasks = heads * slices();
     return plan;
 }

@@ -38,35 +38,68 @@ __device__ inline void store(void* data, Dtype dtype, std::int64_t i, float x) {
     }
 }
 
-__device__ inline std::int64_t index_at(const View& t, std::int64_t i) {
-    return t.dtype == Dtype::int32 ? static_cast<const std::int32_t*>(t.data)[i]
-                                   : static_cast<const std::int64_t*>(t.data)[i];
-}
+/// An index as it lies in memory, asked for and not yet looked at.
+struct IndexBits {
+    std::uint32_t low = 0, high = 0;
+    IndexBits() = default;
+    __device__ IndexBits(const View& t, std::int64_t i) {
+        const bool wide = t.dtype == Dtype::int64;
+        const auto* const x = static_cast<const std::uint32_t*>(t.data) + (wide ? 2 * i : i);
+        low = x[0];
+        if (wide) high = x[1];
+    }
+    __device__ std::int64_t value(const View& t) const {
+        return t.dtype == Dtype::int64 ? static_cast<std::int64_t>(std::uint64_t{high} << 32 | low)
+                                       : static_cast<std::int32_t>(low);
+    }
+};
 
+/// An offset in elements: one instruction a dimension, since strides have 32 bits.
+__device__ inline std::int64_t wide(int index, int stride) { return std::int64_t{index} * stride; }
 template <class... Index>
 __device__ std::int64_t at(const View& t, Index... index) {
     std::int64_t offset = 0;
     int d = 0;
-    ((offset += static_cast<std::int64_t>(index) * t.stride[d++]), ...);
+    ((offset += wide(index, t.stride[d++])), ...);
     return offset;
 }
 
 // NOTES: slots are data on the device and cannot be checked before the call: one that is not in the pool is a pad.
-__device__ inline std::int64_t in_pool(const DecodeParams& p, std::int64_t slot) {
-    return slot < 0 || slot >= p.P || slot == p.null_slot ? -1 : slot;
+__device__ inline int in_pool(const DecodeParams& p, std::int64_t slot) {
+    return slot < 0 || slot >= p.P || slot == p.null_slot ? -1 : static_cast<int>(slot);
 }
-__device__ inline std::int64_t source(const DecodeParams& p, int n) {
-    if (p.columns > 0) {
-        const std::int64_t accepted =
-            p.num_accepted.data == nullptr ? 1 : index_at(p.num_accepted, at(p.num_accepted, n));
-        if (accepted < 1 || accepted > p.columns) return -1;
-        return in_pool(p, index_at(p.state_indices, at(p.state_indices, n, accepted - 1)));
+/// Which slot request n starts from: asked for first of all, since the state waits for it.
+struct Source {
+    IndexBits bits;
+    __device__ Source(const DecodeParams& p, int n) {
+        if (p.columns == 0) {
+            if (p.state_indices.data != nullptr) bits = {p.state_indices, at(p.state_indices, n)};
+        } else if (p.num_accepted.data != nullptr) {
+            bits = {p.num_accepted, at(p.num_accepted, n)};
+        }
     }
-    return in_pool(p, p.state_indices.data == nullptr ? n : index_at(p.state_indices, at(p.state_indices, n)));
+    /// -1: a pad.
+    __device__ int slot(const DecodeParams& p, int n) const {
+        if (p.columns == 0) return in_pool(p, p.state_indices.data == nullptr ? n : bits.value(p.state_indices));
+        const std::int64_t accepted = p.num_accepted.data == nullptr ? 1 : bits.value(p.num_accepted);
+        if (accepted < 1 || accepted > p.columns) return -1;
+        return in_pool(
+            p,
+            IndexBits(p.state_indices, at(p.state_indices, n, static_cast<int>(accepted) - 1)).value(p.state_indices));
+    }
+};
+/// The slot that request n starts from, if no kernel that still runs is about to change it; -1: none to tell.
+__device__ inline int probable_source(const DecodeParams& p, int n) {
+    if (p.columns > 0) return -1;
+    const View& t = p.state_indices;
+    if (t.data == nullptr) return in_pool(p, n);
+    const std::int64_t i = at(t, n);
+    return in_pool(p, t.dtype == Dtype::int64 ? ptx::peek(static_cast<const std::int64_t*>(t.data) + i)
+                                              : ptx::peek(static_cast<const std::int32_t*>(t.data) + i));
 }
 /// Where request n's state goes after token t; -1: nowhere.
-__device__ inline std::int64_t target(const DecodeParams& p, int n, int t, std::int64_t from) {
-    if (p.columns > 0) return in_pool(p, index_at(p.state_indices, at(p.state_indices, n, t)));
+__device__ inline int target(const DecodeParams& p, int n, int t, int from) {
+    if (p.columns > 0) return in_pool(p, IndexBits(p.state_indices, at(p.state_indices, n, t)).value(p.state_indices));
     return t + 1 == p.T ? from : -1;
 }
 
@@ -89,6 +122,7 @@ __device__ inline std::uint32_t ask_strength(const View& x, StrengthKind kind, b
 struct Channel {
     std::uint32_t q, k, gate, A_log, bias, erase, b;
 
+    Channel() = default;
     __device__ Channel(const DecodeParams& p, int n, int h, int row, int i) {
         const int t = row / p.steps, hk = p.tiled ? h % p.H : h / (p.HV / p.H);
         const bool vector = p.decay == Decay::vector;
@@ -150,11 +184,9 @@ struct Scales {
     float q, k, qk, qb;
 };
 
-/// Writes channels i, i + kThreads, ... of a row; `mine` is the thread's first. Ends with a barrier.
-template <int kThreads>
-__device__ Scales write_row(const DecodeParams& p, const RowCoefficients& c, int n, int h, int row,
-                            const Channel& mine) {
-    constexpr int kWarps = kThreads / 32;
+/// Writes channels i, i + kThreads, ... of a row; `mine` is the thread's first. To be seen behind a barrier.
+__device__ inline void write_row(const DecodeParams& p, const RowCoefficients& c, int n, int h, int row,
+                                 const Channel& mine) {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
     float sums[4] = {0, 0, 0, 0};
     const bool first_step = row % p.steps == 0;
@@ -173,7 +205,9 @@ __device__ Scales write_row(const DecodeParams& p, const RowCoefficients& c, int
     using Lanes = LaneSums<4, 16, 1>;
     const float mine_of_warp = Lanes::sum(sums, lane);
     if (Lanes::is_first(lane)) c.sums[Lanes::owned(lane) * kWarps + thread / 32] = mine_of_warp;
-    __syncthreads();
+}
+/// Of a row that is written, behind the barrier.
+__device__ inline Scales scales_of(const DecodeParams& p, const RowCoefficients& c) {
     float total[4] = {0, 0, 0, 0};
     for (int s = 0; s < 4; ++s)
         for (int w = 0; w < kWarps; ++w) total[s] += c.sums[s * kWarps + w];
@@ -188,6 +222,7 @@ __device__ Scales write_row(const DecodeParams& p, const RowCoefficients& c, int
 /// Column j of a row's v and write strength, as bits; 0 behind V.
 struct Column {
     std::uint32_t v, w;
+    Column() = default;
     __device__ Column(const DecodeParams& p, int n, int h, int row, int j) : v(0), w(0) {
         if (j >= p.V) return;
         v = load_bits(p.v.data, p.v.dtype, at(p.v, n, row, h) + j);
@@ -199,8 +234,7 @@ struct Column {
 };
 
 /// Zeros for a pad: columns [first, last) of its rows of o and state_tokens.
-template <int kThreads>
-__device__ __noinline__ void zero_pad(const DecodeParams& p, int n, int h, int first, int last) {
+__device__ __noinline__ inline void zero_pad(const DecodeParams& p, int n, int h, int first, int last) {
     for (int t = 0; t < p.T; ++t)
         for (int j = first + static_cast<int>(threadIdx.x); j < last; j += kThreads) {
             store(p.o.data, p.o.dtype, at(p.o, n, t, h, j), 0.0F);

@@ -7,12 +7,9 @@
 #include "cuda/decode/front.cuh"
 #include "cuda/decode/slice.cuh"
 #include "cuda/ptx.cuh"
+#include "plan/cuda_plan.h"
 
 namespace tidegate::cuda {
-
-/// Loads and stores of a state in flight are what decode is made of: each is asked for once, so no cache keeps it.
-__device__ inline uint4 load_once(const void* from) { return __ldcs(static_cast<const uint4*>(from)); }
-__device__ inline void store_once(void* to, const uint4& x) { __stcs(static_cast<uint4*>(to), x); }
 
 /// The CTA's request, head and slice.
 struct Place {
@@ -23,18 +20,36 @@ struct Place {
     }
 };
 
+/// A row's front end, in shared memory.
 template <int kK>
-struct Shared {
+struct FrontRow {
     alignas(16) float2 look[kK], put[kK];
     float b[kK], sums[4 * kWarps];
-    __device__ RowCoefficients row() { return {look, put, b, sums}; }
+    float v[kThreads];  ///< of the columns that the threads own
+    __device__ RowCoefficients coefficients() { return {look, put, b, sums}; }
 };
 
-/// CTAs an SM by registers a thread: 128, or 168 where a row is asked for during the one before it (kMany) or 16 bytes
-/// are eight values.
+template <class L, bool kMany>
+struct Shared {
+    static constexpr int kTogether = kMany ? 2 : 1;  ///< rows whose front ends are done at once
+    uint4 slice[L::kLoads][kThreads];
+    FrontRow<L::kK> rows[kTogether];
+    typename L::Exchange exchange;
+};
+
+/// CTAs an SM: what shared memory holds of passing slices, or registers of those that stay.
 template <class L, bool kMany>
 constexpr int ctas() {
-    return kMany || L::kLoads * L::kValues > 64 ? 3 : 4;
+    return kMany ? 3 : L::kLoads == 16 ? 5 : 4;
+}
+
+/// The first of kSplit accumulators becomes their sum.
+template <int kSplit, int kSums>
+__device__ void sum_split(float (&x)[kSplit][kSums]) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+        if constexpr (kSplit == 2) x[0][i] += x[1][i];
+    }
 }
 
 /// kMany: a request has more than one row (tokens times Householder steps). One is the common case, and without the
@@ -42,51 +57,77 @@ constexpr int ctas() {
 template <class L, bool kMany>
 __global__ void __launch_bounds__(kThreads, ctas<L, kMany>()) decode(const __grid_constant__ DecodeParams p) {
     using S = typename L::S;
+    using Held = std::conditional_t<kMany, Staying<L>, Passing<L>>;
     constexpr int kLoads = L::kLoads, kValues = L::kValues;
-    __shared__ Shared<L::kK> shared[kMany ? 2 : 1];
-    __shared__ typename L::Exchange exchange;
+    constexpr int kTogether = Shared<L, kMany>::kTogether;
+    extern __shared__ uint4 raw_memory[];
+    auto& memory = *reinterpret_cast<Shared<L, kMany>*>(raw_memory);
+    auto& exchange = memory.exchange;
     const Place place(p);
     const int n = place.n, h = place.h, first = place.slice * L::kColumns, left = min(p.V - first, L::kColumns);
-    const int thread = static_cast<int>(threadIdx.x);
+    const int thread = static_cast<int>(threadIdx.x), rows = kMany ? p.T * p.steps : 1;
+    const bool owns = L::owns(thread) && L::owned(thread) < left;
+    const int own = owns ? first + L::owned(thread) : p.V;
+    // The thread's 16 bytes of load m in a state tensor [.., K, V] at `at`, and whether they are inside it.
+    const auto place_in = [&](const View& t, std::int64_t at, int k_dim) {
+        const int k = t.stride[k_dim], v = t.stride[k_dim + 1];
+        S* const base =
+            static_cast<S*>(t.data) + at + wide(L::channel(thread, 0, 0), k) + wide(first + L::column(thread, 0, 0), v);
+        return [base, stride = ptx::as_if_new(L::load_stride(k, v))](int m) { return base + m * stride; };
+    };
+    const auto inside = [&](int m) { return L::column(thread, m, 0) < left; };
+
+    // 0. While the kernel before still runs: bring what is probably the state into L2. No value is used.
+    if (const int guess = gridDim.x < kAtOnce && thread % 8 == 0 ? probable_source(p, n) : -1; guess >= 0) {
+        const auto in = place_in(p.state, at(p.state, guess, h), 2);
+#pragma unroll
+        for (int m = 0; m < kLoads; ++m)
+            if (inside(m)) ptx::prefetch(in(m));
+    }
     ptx::wait_for_kernel_before();
     ptx::let_kernel_after_start();
 
-    // 1. Ask for the first row, then for the state; both are in flight before either is looked at.
-    Channel channel(p, n, h, 0, min(thread, L::kK - 1));
-    const bool owns = L::owns(thread) && L::owned(thread) < left;
-    const int own = owns ? first + L::owned(thread) : p.V;
-    Column column(p, n, h, 0, own);
-    const std::int64_t from = source(p, n);
-    if (from < 0) return zero_pad<kThreads>(p, n, h, first, first + left);
-    // The thread's places in a state tensor, load by load, and whether they are inside it.
-    const auto memory = [&](const View& t, std::int64_t at, int k_dim, const auto& each) {
-        S* const base = static_cast<S*>(t.data) + at + first * t.stride[k_dim + 1];
+    // 1. Ask for the slot, the first rows, and the state; all are in flight before any but the slot is looked at.
+    const Source source(p, n);
+    Channel channels[kTogether];
+    Column columns[kTogether];
+    const auto ask = [&](int row0) {
 #pragma unroll
-        for (int m = 0; m < kLoads; ++m)
-            each(m, base + L::offset(thread, m, t.stride[k_dim], t.stride[k_dim + 1]), L::column(thread, m, 0) < left);
+        for (int r = 0; r < kTogether; ++r)
+            if (row0 + r < rows) {
+                channels[r] = Channel(p, n, h, row0 + r, min(thread, L::kK - 1));
+                columns[r] = Column(p, n, h, row0 + r, own);
+            }
     };
-    Slice<L, !kMany || sizeof(S) == 4> slice;
-    {
-        uint4 raw[kLoads];
-        memory(p.state, at(p.state, from, h), 2, [&](int m, const S* x, bool active) {
-            raw[m] = active ? load_once(x) : uint4{0, 0, 0, 0};
-        });
+    ask(0);
+    const int from = source.slot(p, n);
+    if (from < 0) return zero_pad(p, n, h, first, first + left);
+    Held slice{memory.slice};
+    const auto in = place_in(p.state, at(p.state, from, h), 2);
 #pragma unroll
-        for (int m = 0; m < kLoads; ++m) slice.set_raw(m, raw[m]);
-    }
+    for (int m = 0; m < kLoads; ++m) slice.ask(m, inside(m) ? in(m) : in(0), inside(m));
 
     // 2. Rows of tokens over the slice.
-    const int rows = kMany ? p.T * p.steps : 1;
     for (int row = 0; row < rows; ++row) {
+        if (row % kTogether == 0) {
+            if (row > 0) {
+                ask(row);
+                __syncthreads();  // these rows overwrite what those before them read
+            }
+#pragma unroll
+            for (int r = 0; r < kTogether; ++r)
+                if (row + r < rows) {
+                    write_row(p, memory.rows[r].coefficients(), n, h, row + r, channels[r]);
+                    memory.rows[r].v[thread] = columns[r].value(p);
+                }
+            __syncthreads();
+        }
+        auto& c = memory.rows[row % kTogether];
+        const Scales scales = scales_of(p, c.coefficients());
+        const float v = c.v[thread];
         const int t = row / p.steps;
         const bool last_step = row % p.steps + 1 == p.steps;
-        auto& c = shared[kMany ? row % 2 : 0];
-        const Scales scales = write_row<kThreads>(p, c.row(), n, h, row, channel);
-        const float v = column.value(p);
-        if (kMany && row + 1 < rows) {
-            channel = Channel(p, n, h, row + 1, min(thread, L::kK - 1));
-            column = Column(p, n, h, row + 1, own);
-        }
+        if (row == 0) slice.arrive();
 
         // What the row reads of the state, and what the query does.
         float reads[L::kSplit][L::kSums] = {}, queries[L::kSplit][L::kSums] = {};
@@ -101,29 +142,29 @@ __global__ void __launch_bounds__(kThreads, ctas<L, kMany>()) decode(const __gri
                 read = fmaf(look.x, x[e], read), query = fmaf(look.y, x[e], query);
             }
         }
-        slice.forget_widened();
-#pragma unroll
-        for (int i = 0; L::kSplit == 2 && i < L::kSums; ++i) {
-            reads[0][i] += reads[L::kSplit - 1][i];
-            queries[0][i] += queries[L::kSplit - 1][i];
-        }
+        sum_split<L::kSplit>(reads), sum_split<L::kSplit>(queries);
         exchange.template give<0>(reads[0], thread);
         exchange.template give<1>(queries[0], thread);
         exchange.given();
 
         // The column that the thread owns.
         const float read = exchange.template take<0>(reads[0], thread) * (p.tied ? scales.k : 1.0F);
+        const float query = exchange.template take<1>(queries[0], thread);
         const float written = p.tied ? v - read : v;
         exchange.template answer_with<0>(scales.k * written, thread);
         if (!p.tied) exchange.template answer_with<1>(read, thread);
         exchange.answered();
         if (last_step && owns) {
-            float out = fmaf(scales.q, exchange.template take<1>(queries[0], thread), scales.qk * written);
-            if (!p.tied) out = fmaf(scales.qb, read, out);
-            store(p.o.data, p.o.dtype, at(p.o, n, t, h, own), out);
+            float answer = fmaf(scales.q, query, scales.qk * written);
+            if (!p.tied) answer = fmaf(scales.qb, read, answer);
+            store(p.o.data, p.o.dtype, at(p.o, n, t, h, own), answer);
         }
 
-        // The state after the row.
+        // The state after the row, to where it belongs.
+        const int to = last_step ? target(p, n, t, from) : -1;
+        const bool each = last_step && p.state_tokens.data != nullptr;
+        const auto out = place_in(p.state, to < 0 ? 0 : at(p.state, to, h), 2);
+        const auto out_each = place_in(p.state_tokens, each ? at(p.state_tokens, n, t, h) : 0, 3);
         const auto update = [&](auto tied) {
             float along_k[L::kSums], along_b[L::kSums];
 #pragma unroll
@@ -142,6 +183,9 @@ __global__ void __launch_bounds__(kThreads, ctas<L, kMany>()) decode(const __gri
                     if constexpr (!tied) x[e] = fmaf(c.b[L::channel(thread, m, e)], along_b[L::sum(m, e)], x[e]);
                 }
                 slice.set(m, x);
+                const uint4 raw = Pack<S>::narrow(x);
+                if (to >= 0 && inside(m)) __stcs(reinterpret_cast<uint4*>(out(m)), raw);
+                if (each && inside(m)) __stcs(reinterpret_cast<uint4*>(out_each(m)), raw);
             }
         };
         if (p.tied) {
@@ -149,12 +193,6 @@ __global__ void __launch_bounds__(kThreads, ctas<L, kMany>()) decode(const __gri
         } else {
             update(std::false_type{});
         }
-        if (!last_step) continue;
-        const auto store_to = [&](int m, S* x, bool active) {
-            if (active) store_once(x, slice.raw(m));
-        };
-        if (const std::int64_t to = target(p, n, t, from); to >= 0) memory(p.state, at(p.state, to, h), 2, store_to);
-        if (p.state_tokens.data != nullptr) memory(p.state_tokens, at(p.state_tokens, n, t, h), 3, store_to);
     }
 }
 
@@ -167,15 +205,15 @@ __global__ void __launch_bounds__(kThreads) decode_general(const __grid_constant
     extern __shared__ float memory[];
     float2* const pairs = reinterpret_cast<float2*>(memory);
     const RowCoefficients c{pairs, pairs + p.K, memory + 4 * p.K, memory + 5 * p.K};
-    float* const s = memory + 5 * p.K + 16;      // [K, columns]
+    float* const s = memory + 5 * p.K + 16;        // [K, columns]
     float* const partial = s + p.K * columns;      // [2][kThreads]
     float* const values = partial + 2 * kThreads;  // [columns]
     const Place place(p);
     const int n = place.n, h = place.h, first = place.slice * columns;
     ptx::wait_for_kernel_before();
     ptx::let_kernel_after_start();
-    const std::int64_t from = source(p, n);
-    if (from < 0) return zero_pad<kThreads>(p, n, h, first, min(first + columns, p.V));
+    const int from = Source(p, n).slot(p, n);
+    if (from < 0) return zero_pad(p, n, h, first, min(first + columns, p.V));
     const int thread = static_cast<int>(threadIdx.x), column = thread % columns, group = thread / columns;
     const int groups = kThreads / columns, j = first + column;
     const bool active = j < p.V;
@@ -184,7 +222,9 @@ __global__ void __launch_bounds__(kThreads) decode_general(const __grid_constant
     for (int row = 0; row < p.T * p.steps; ++row) {
         const int t = row / p.steps;
         if (thread < columns) values[thread] = Column(p, n, h, row, first + thread).value(p);
-        const Scales scales = write_row<kThreads>(p, c, n, h, row, Channel(p, n, h, row, min(thread, p.K - 1)));
+        write_row(p, c, n, h, row, Channel(p, n, h, row, min(thread, p.K - 1)));
+        __syncthreads();
+        const Scales scales = scales_of(p, c);
         float read = 0, out = 0;
         for (int i = group; active && i < p.K; i += groups) {
             read = fmaf(c.look[i].x, s[i * columns + column], read);
@@ -203,7 +243,7 @@ __global__ void __launch_bounds__(kThreads) decode_general(const __grid_constant
         out = fmaf(scales.q, out, scales.qk * x);
         if (!p.tied) out = fmaf(scales.qb, read, out);
         const bool last_step = row % p.steps + 1 == p.steps;
-        const std::int64_t to = last_step ? target(p, n, t, from) : -1;
+        const int to = last_step ? target(p, n, t, from) : -1;
         for (int i = group; active && i < p.K; i += groups) {
             float y = fmaf(scales.k * c.put[i].y, x, c.put[i].x * s[i * columns + column]);
             if (!p.tied) y = fmaf(c.b[i], read, y);

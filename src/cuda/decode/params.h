@@ -7,11 +7,11 @@
 
 namespace tidegate::cuda {
 
-/// A strided device tensor; strides in elements. data == nullptr: absent.
+/// A strided device tensor; strides in elements, offsets made of them have 64 bits. data == nullptr: absent.
 struct View {
     void* data;
     Dtype dtype;
-    std::int64_t stride[5];
+    std::int32_t stride[5];
 };
 
 struct DecodeParams {
@@ -26,9 +26,8 @@ struct DecodeParams {
     View state;                        ///< [P, HV, K, V] by strides, read and written
     View state_tokens;                 ///< [B, T, HV, K, V] by strides, may be absent
     View state_indices, num_accepted;  ///< [B] or [B, columns]; [B]; may be absent
-    std::int64_t P;                    ///< slots of the pool
     std::int64_t null_slot;            ///< -1: none
-    int B, T, H, HV, K, V;             ///< extents
+    int B, T, H, HV, K, V, P;          ///< extents; slots of the pool
     int columns;                       ///< of state_indices; 0: it is [B]
     int steps;                         ///< Householder steps a token
     int slices;                        ///< CTAs a head, each with its own columns of V

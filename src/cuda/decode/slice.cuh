@@ -12,6 +12,7 @@
 #include <cuda_fp16.h>
 
 #include "cuda/decode/lanes.cuh"
+#include "cuda/ptx.cuh"
 
 namespace tidegate::cuda {
 
@@ -19,10 +20,21 @@ namespace tidegate::cuda {
 template <class S>
 struct Pack {
     static constexpr int kValues = 16 / static_cast<int>(sizeof(S));
-    __device__ static void widen(const uint4& raw, float (&to)[kValues]) {
-        const S* x = reinterpret_cast<const S*>(&raw);
+    // NOTES: word by word. Elements taken by address would be loaded one by one where the 16 bytes lie in memory.
+    __device__ static void widen(uint4 raw, float (&to)[kValues]) {
+        const unsigned words[] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
-        for (int i = 0; i < kValues; ++i) to[i] = static_cast<float>(x[i]);
+        for (int w = 0; w < 4; ++w) {
+            if constexpr (std::is_same_v<S, float>) {
+                to[w] = __uint_as_float(words[w]);
+            } else if constexpr (std::is_same_v<S, __nv_bfloat16>) {
+                to[2 * w] = __uint_as_float(words[w] << 16), to[2 * w + 1] = __uint_as_float(words[w] & 0xFFFF0000);
+            } else {
+                const float2 pair = __half22float2(
+                    __halves2half2(__ushort_as_half(words[w] & 0xFFFF), __ushort_as_half(words[w] >> 16)));
+                to[2 * w] = pair.x, to[2 * w + 1] = pair.y;
+            }
+        }
     }
     __device__ static uint4 narrow(const float (&from)[kValues]) {
         if constexpr (sizeof(S) == 4) {
@@ -55,22 +67,19 @@ struct Kv {
     static constexpr int kK = K, kValues = Pack<S>::kValues;
     static constexpr int kRows = 32 / kLanes, kStep = kWarps * kRows;  ///< rows that a warp and the CTA load at once
     static constexpr int kLoads = K / kStep, kColumns = kLanes * kValues;
-    /// Two lanes' rows, 8 apart, are two accumulators of one lane where it has twice the columns.
+    /// Rows that are lanes of a narrow slice are accumulators of a wide one, and added in the same order.
     static constexpr int kSplit = 4 / kRows, kSums = kValues;
     static_assert(kRows == 2 || kRows == 4);
 
     __device__ static int channel(int thread, int m, int) {
-        const int row = thread % 32 / kLanes;
-        return m * kStep + row / 2 * 8 + thread / 32 * 2 + row % 2;
+        return (m * kRows + thread % 32 / kLanes) * kWarps + thread / 32;
     }
     __device__ static int column(int thread, int, int e) { return thread % kLanes * kValues + e; }
     __device__ static constexpr int sum(int, int e) { return e; }
     __device__ static constexpr int split(int m) { return m % kSplit; }
     __device__ static int owned(int thread) { return thread; }
     __device__ static bool owns(int thread) { return thread < kColumns; }
-    __device__ static std::int64_t offset(int thread, int m, std::int64_t k_stride, std::int64_t) {
-        return channel(thread, m, 0) * k_stride + column(thread, m, 0);
-    }
+    __device__ static std::int64_t load_stride(int k_stride, int) { return std::int64_t{kStep} * k_stride; }
 
     struct Exchange {
         float partial[2][kWarps][kColumns], answer[2][kColumns];
@@ -122,9 +131,7 @@ struct Vk {
     __device__ static constexpr int split(int) { return 0; }
     __device__ static int owned(int thread) { return column(thread, Sums::owned(thread % 32), 0); }
     __device__ static bool owns(int thread) { return Sums::is_first(thread % 32); }
-    __device__ static std::int64_t offset(int thread, int m, std::int64_t, std::int64_t v_stride) {
-        return column(thread, m, 0) * v_stride + channel(thread, m, 0);
-    }
+    __device__ static std::int64_t load_stride(int, int v_stride) { return std::int64_t{kTogether} * v_stride; }
 
     /// Between lanes of a warp alone.
     struct Exchange {
@@ -147,23 +154,34 @@ struct Vk {
     };
 };
 
-/// A slice as it was loaded, or in fp32 where it has to outlive a row.
-template <class L, bool kRounded>
-struct Slice {
-    uint4 x[L::kLoads];
-    __device__ void get(int m, float (&to)[L::kValues]) const { Pack<typename L::S>::widen(x[m], to); }
-    __device__ void set(int m, const float (&from)[L::kValues]) { x[m] = Pack<typename L::S>::narrow(from); }
-    __device__ void set_raw(int m, const uint4& raw) { x[m] = raw; }
-    __device__ uint4 raw(int m) const { return x[m]; }
-    /// Widened values are not kept for later use: there are no registers for them.
-    __device__ void forget_widened() {
-#pragma unroll
-        for (uint4& raw : x) asm volatile("" : "+r"(raw.x), "+r"(raw.y), "+r"(raw.z), "+r"(raw.w));
-    }
-};
+/// Where a slice arrives: shared memory, without holding registers. Each thread looks only at what it asked for.
 template <class L>
-struct Slice<L, false> {
+struct Passing {
+    uint4 (&memory)[L::kLoads][kThreads];
+
+    __device__ void ask(int m, const void* from, bool active) {
+        ptx::copy_async(&memory[m][threadIdx.x], from, active);
+    }
+    __device__ void arrive() { ptx::wait_for_copies(); }
+    __device__ void get(int m, float (&to)[L::kValues]) const {
+        Pack<typename L::S>::widen(ptx::load_anew(&memory[m][threadIdx.x]), to);
+    }
+    /// For one row alone: the slice is not needed after it.
+    __device__ void set(int, const float (&)[L::kValues]) {}
+};
+/// A slice that rows are to come for: in registers, in fp32, once it has arrived.
+template <class L>
+struct Staying {
+    Passing<L> arriving;
     float x[L::kLoads][L::kValues];
+
+    __device__ explicit Staying(uint4 (&memory)[L::kLoads][kThreads]) : arriving{memory} {}
+    __device__ void ask(int m, const void* from, bool active) { arriving.ask(m, from, active); }
+    __device__ void arrive() {
+        arriving.arrive();
+#pragma unroll
+        for (int m = 0; m < L::kLoads; ++m) arriving.get(m, x[m]);
+    }
     __device__ void get(int m, float (&to)[L::kValues]) const {
 #pragma unroll
         for (int e = 0; e < L::kValues; ++e) to[e] = x[m][e];
@@ -172,9 +190,6 @@ struct Slice<L, false> {
 #pragma unroll
         for (int e = 0; e < L::kValues; ++e) x[m][e] = from[e];
     }
-    __device__ void set_raw(int m, const uint4& raw) { Pack<typename L::S>::widen(raw, x[m]); }
-    __device__ uint4 raw(int m) const { return Pack<typename L::S>::narrow(x[m]); }
-    __device__ void forget_widened() {}
 };
 
 }  // namespace tidegate::cuda
