@@ -10,7 +10,8 @@ set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 
 # The one list of Debian packages (names of Debian 12).
-build_packages=(g++ cmake ninja-build pkg-config libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev)
+build_packages=(g++ cmake ninja-build pkg-config libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev
+    libsqlitecpp-dev libsqlite3-dev libpugixml-dev libboost-math-dev)
 test_packages=(libgtest-dev librapidcheck-dev python3 python3-venv)
 ci_packages=(git clang libclang-rt-14-dev clang-format clang-tidy python3-dev)
 # The one list of Python packages.
