@@ -259,8 +259,9 @@ std::string id_of(const Case& c) {
     return id + std::to_string(c.seed);
 }
 
-std::string hash_of(const Case& c) {
-    const std::string text = id_of(c) + "#" + std::to_string(kGeneratorVersion);
+std::string hash_of(const Case& c) { return hash_of(id_of(c) + "#" + std::to_string(kGeneratorVersion)); }
+
+std::string hash_of(std::string_view text) {
     const std::uint64_t hash = XXH3_64bits(text.data(), text.size());
     std::string hex(16, '0');
     for (std::size_t i = 0; i < 16; ++i) hex[15 - i] = "0123456789abcdef"[(hash >> (4 * i)) & 15];

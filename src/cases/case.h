@@ -43,6 +43,8 @@ Case parse(const std::string& id);
 std::string id_of(const Case& c);
 /// xxh3 of id and generator version, 16 hex digits.
 std::string hash_of(const Case& c);
+/// xxh3 of bytes, 16 hex digits.
+std::string hash_of(std::string_view bytes);
 
 /// The passes that there are cases for.
 std::span<const char* const> passes();

@@ -128,7 +128,8 @@ private:
 
 class Bench {
 public:
-    explicit Bench(const BenchOptions& options) : o_(options), peer_(options.peer), records_(options.json) {
+    explicit Bench(const BenchOptions& options)
+        : o_(options), peer_(options.peer), records_(options.json, options.sink) {
         if (!(o_.seconds > 0 && o_.seconds < 600))
             throw Error("seconds", "seconds: expected a time above 0 and below 600");
         for (const int t : o_.threads)
@@ -157,6 +158,7 @@ public:
         }
         if (list.empty()) return kNothing;
         if (o_.subject == "cuda") return bench_cuda(o_, list);
+        records_.run({"bench", o_.suite.empty() ? o_.target : o_.suite, o_.subject, {}, {}});
         if (o_.subject != "cpu")
             throw Error("subject", "subject: given '" + o_.subject + "' to bench, expected cpu or cuda");
         std::FILE* to = o_.json == "-" ? stderr : stdout;

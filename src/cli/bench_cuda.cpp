@@ -122,7 +122,8 @@ private:
 int bench_cuda(const BenchOptions& o, const std::vector<cases::Case>& list) {
     if (cuda::unavailable() != nullptr)
         throw subjects::Unavailable("subject", std::string("subject: given 'cuda', but ") + cuda::unavailable());
-    Records records(o.json);
+    Records records(o.json, o.sink);
+    records.run({"bench", o.suite.empty() ? o.target : o.suite, o.subject, {}, {}});
     std::FILE* to = o.json == "-" ? stderr : stdout;
     fmt::print(to, "{}; CUDA graphs, slots rotating over {:.0f} MB, median of {} replays\n", cuda::device_name(),
                kRotate * 1e-6, kRepeats);

@@ -53,8 +53,9 @@ public:
                 throw Error("subject", "subject: given '" + o_.subject + "' with cases, expected it with FILE only");
             subject.answer(jobs_[0].file);  // an unreadable answer file is bad input, not a crash
         }
-        Records records(o_.json);
+        Records records(o_.json, o_.sink);
         Report report(to, o_.quiet);
+        records.run(about(subject));
         const auto start = std::chrono::steady_clock::now();
         work(subject, records, report);
         const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -127,6 +128,13 @@ private:
         if (now.threads != usual.threads) text += fmt::format(" --threads {}", now.threads);
         if (!o_.isa.empty()) text += " --isa " + o_.isa;
         return text;
+    }
+
+    RunRecord about(const subjects::Subject& subject) const {
+        RunRecord run{"check", o_.suite.empty() ? o_.target : o_.suite, subject.name(), gate_, {}};
+        for (const Job& job : jobs_)
+            run.cases.emplace_back(job.label, job.generated ? cases::hash_of(*job.generated) : "");
+        return run;
     }
 
     Done one(const Job& job, subjects::Subject& subject) {

@@ -51,7 +51,8 @@ struct Track {
 
 class Drift {
 public:
-    explicit Drift(const DriftOptions& o) : o_(o), records_(o.json), report_(o.json == "-" ? stderr : stdout, o.quiet) {
+    explicit Drift(const DriftOptions& o)
+        : o_(o), records_(o.json, o.sink), report_(o.json == "-" ? stderr : stdout, o.quiet) {
         if (o.steps < 1 || o.steps > 10'000'000)
             throw Error("steps", "steps: given " + std::to_string(o.steps) + ", expected 1 to 10000000");
         if (!o.svg.empty() && o.svg == o.json) throw Error("svg", "svg: given the file of --json, expected another");
@@ -63,6 +64,7 @@ public:
         round_ = cases::dtype_from(o.dtype) == Dtype::fp32 ? Dtype::bf16 : cases::dtype_from(o.dtype);
         id_ = fmt::format("{}/decode/{}/1,{},{},{},{},{}/gates=logits/out=fp32/{}", o.rule, o.dtype, o.steps, o.heads,
                           o.heads, o.K, o.V, o.seed);
+        records_.run({"drift", id_, o.subject, judge::gate_from("derived"), {}});
         exact_ = cases::generate(cases::parse(id_));
         rounded_ = exact_;
         faults::materialise_gates(cases::form_of(cases::bind(exact_)), rounded_);

@@ -7,10 +7,13 @@
 #include <csignal>
 #include <cstdio>
 #include <new>
+#include <optional>
 #include <string_view>
 
 #include "cases/suite.h"
 #include "cli/exit_code.h"
+#include "cli/ledger_record.h"
+#include "cli/ledger_verb.h"
 #include "cli/verbs.h"
 #include "cpu/kernels.h"
 #include "faults/faults.h"
@@ -19,6 +22,7 @@
 #include "problem/rules.h"
 #include "subjects/child.h"
 #include "subjects/lib.h"
+#include "subjects/shell.h"
 #include "tidegate/error.h"
 #include "tidegate/version.h"
 
@@ -42,6 +46,12 @@ void add_subject(CLI::App& app, std::string& subject, tidegate::subjects::Settin
     app.add_option("--timeout", s.limits.timeout, "seconds a case, for lib and exec subjects")->capture_default_str();
     app.add_option("--grace", s.limits.grace, "more seconds while the child's CPU time grows")->capture_default_str();
     app.add_option("--threads", s.threads, "threads of in-process subjects; 0: all cores")->capture_default_str();
+}
+
+void add_ledger(CLI::App& app, cli::LedgerOptions& o) {
+    app.add_option("--ledger", o.file, "also record the run in this ledger");
+    app.add_option("--build", o.build, "with --ledger: the build; default: the git commit here");
+    app.add_option("--note", o.note, "with --ledger: kept with the run");
 }
 
 bool has_verb(CLI::App& app, const std::string& name) {
@@ -164,8 +174,13 @@ int main(int argc, char** argv) {
     b.add_option("--peer", bench.peer, "a peer's plugin; default: libtidegate_peer_ggml.so beside the tool");
     b.add_option("--json", bench.json, "write JSON Lines to a file, - for stdout");
 
+    cli::LedgerOptions ledger;
+    for (CLI::App* verb : {&c, &d, &b}) add_ledger(*verb, ledger);
+    cli::LedgerVerb l(app);
+
     if (argc > 1 && argv[1][0] != '-' && !has_verb(app, argv[1])) {
-        std::fprintf(stderr, "tidegate: verb: given '%s', expected check, run, plan, bench or drift\n", argv[1]);
+        std::fprintf(stderr, "tidegate: verb: given '%s', expected check, run, plan, bench, drift or ledger\n",
+                     argv[1]);
         return cli::kUsage;
     }
     try {
@@ -179,11 +194,20 @@ int main(int argc, char** argv) {
         check.isa = isa;
         if (!isa.empty()) tidegate::cpu::force_isa(isa);
         tidegate::cpu::read_environment();
+        std::optional<cli::LedgerSink> sink;
+        if (!ledger.file.empty()) {
+            std::string command = "tidegate";
+            for (int i = 1; i < argc; ++i) command += " " + tidegate::subjects::in_shell(argv[i]);
+            sink.emplace(ledger, c.parsed() ? check.subject : d.parsed() ? drift.subject : bench.subject, command);
+            check.sink = drift.sink = bench.sink = &*sink;
+        }
         code = c.parsed()   ? cli::check(check)
+               : l.parsed() ? l.run()
                : r.parsed() ? cli::run(run)
                : d.parsed() ? cli::drift(drift)
                : b.parsed() ? cli::bench(bench)
                             : cli::plan(plan);
+        if (sink) sink->end(code);
     } catch (const tidegate::subjects::Unavailable& e) {
         std::fprintf(stderr, "tidegate: %s\n", e.what());
         code = cli::kNothing;

@@ -66,7 +66,7 @@ void Counts::add(judge::Verdict verdict) {
     }
 }
 
-Records::Records(const std::string& path) : path_(path) {
+Records::Records(const std::string& path, Sink* sink) : path_(path), sink_(sink) {
     if (path.empty()) return;
     file_ = path == "-" ? stdout : std::fopen(path.c_str(), "w");
     if (file_ == nullptr)
@@ -78,14 +78,25 @@ Records::~Records() {
 }
 
 void Records::line(const std::string& json) {
+    if (sink_ != nullptr) sink_->line("{" + json + "}");
     if (file_ == nullptr) return;
     const std::string text = "{" + json + "}\n";
     if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0)
         throw Error("json", "json: '" + path_ + "' cannot be written: " + std::strerror(errno));
 }
 
+void Records::run(const RunRecord& r) {
+    std::string list;
+    for (const auto& [id, hash] : r.cases)
+        list += fmt::format(R"({}{{"case":{},"hash":"{}"}})", list.empty() ? "" : ",", quoted(id), hash);
+    line(fmt::format(R"("record":"run","protocol":1,"kind":"{}","label":{},"subject":{},)"
+                     R"("gate":{{"name":"{}","version":{}}},"generator":{},"cases":[{}])",
+                     r.kind, quoted(r.label), quoted(r.subject), r.gate.name, r.gate.version, cases::kGeneratorVersion,
+                     list));
+}
+
 void Records::tensors(const Labels& l, const judge::CaseResult& result) {
-    if (file_ == nullptr) return;
+    if (file_ == nullptr && sink_ == nullptr) return;
     for (const judge::TensorResult& t : result.tensors) {
         std::string json = head("tensor", l) + fmt::format(R"(,"tensor":"{}","verdict":"{}","reason":{})", t.name,
                                                            judge::name_of(t.verdict), quoted(t.reason));

@@ -3,6 +3,8 @@
 
 #include <cstdio>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "cases/case.h"
 #include "judge/judge.h"
@@ -24,15 +26,30 @@ struct Counts {
     void add(judge::Verdict verdict);
 };
 
-/// Writes records to a file or stdout; does nothing when it has no destination.
+/// Somebody else who wants the records: a ledger.
+class Sink {
+public:
+    virtual ~Sink() = default;
+    virtual void line(const std::string& json) = 0;
+};
+
+/// What a verb is about to do.
+struct RunRecord {
+    std::string kind, label, subject;
+    judge::Gate gate;
+    std::vector<std::pair<std::string, std::string>> cases;  ///< id and hash
+};
+
+/// Writes records to a file or stdout, and to a sink; does nothing when it has no destination.
 class Records {
 public:
     /// `path` "-" is stdout, "" nowhere. Throws Error("json") if the file cannot be opened.
-    explicit Records(const std::string& path);
+    explicit Records(const std::string& path, Sink* sink = nullptr);
     ~Records();
     Records(const Records&) = delete;
     Records& operator=(const Records&) = delete;
 
+    void run(const RunRecord& run);
     void tensors(const Labels& labels, const judge::CaseResult& result);
     void result(const Labels& labels, const judge::CaseResult& result);
     void mutant(const Labels& labels, const char* name, judge::Sight sight);
@@ -46,6 +63,7 @@ private:
     void line(const std::string& json);
     std::string path_;
     std::FILE* file_ = nullptr;
+    Sink* sink_;
 };
 
 /// A JSON string literal; bytes that are not UTF-8 are replaced.

@@ -12,6 +12,8 @@
 
 namespace tidegate::cli {
 
+class Sink;
+
 struct CheckOptions {
     std::string target;  ///< FILE or case id; empty with a suite
     std::string suite;
@@ -23,6 +25,7 @@ struct CheckOptions {
     std::string json;  ///< path, or "-"
     bool allow_nan = false, mutants = false, properties = false, bit_exact = false, list = false, quiet = false;
     subjects::Settings settings;
+    Sink* sink = nullptr;                                      ///< also gets the records
     std::function<std::string(const std::string& id)> replay;  ///< how a case is shown again; empty: by this command
 };
 int check(const CheckOptions& options);
@@ -47,6 +50,7 @@ struct BenchOptions {
     std::string target, suite, rule, dtype, pass, json, peer, subject = "cpu";
     std::vector<int> threads;
     double seconds = 1.5;  ///< a row
+    Sink* sink = nullptr;
 };
 int bench(const BenchOptions& options);
 int bench_cuda(const BenchOptions& options, const std::vector<cases::Case>& list);
@@ -57,6 +61,7 @@ struct DriftOptions {
     std::uint64_t seed = 1;
     bool quiet = false;
     subjects::Settings settings;
+    Sink* sink = nullptr;
 };
 int drift(const DriftOptions& options);
 

@@ -15,12 +15,13 @@ struct Imported {
     std::vector<Result> results;     ///< in the file's order; several of one test are its attempts
     std::vector<std::string> notes;  ///< what the file says of itself that is no result: a suite's totals that differ
     std::string started;             ///< the file's own time stamp, if it has one
+    bool one_process = true;         ///< false (CTest, pytest-xdist): a crash touches no other case
 };
 
-/// JUnit XML as pytest, GoogleTest and CTest write it. A test's name is "classname::name" ("name" without a class):
-/// parameters stay in it. pytest's xfail is skipped with its reason, an xpass is what the file says; an error of setup
-/// or teardown is a fail whose reason says so; several failures of one test are one fail with all of their reasons.
-/// Properties whose value is a number are measures.
+/// JUnit XML as pytest, GoogleTest and CTest write it. A test's name is "classname::name" ("name" without a class, and
+/// of CTest, which repeats it as class): parameters stay in it. pytest's xfail is skipped with its reason, an xpass is
+/// what the file says; an error of setup or teardown is a fail whose reason says so; several failures of one test are
+/// one fail with all of their reasons. Properties whose value is a number are measures.
 Imported read_junit(const std::string& text, const std::string& source);
 /// CTest's Test.xml, with its named measurements of numeric type.
 Imported read_ctest(const std::string& text, const std::string& source);

@@ -1,4 +1,4 @@
-// The tables. Changes are new entries of kMigrations: what is written is never rewritten.
+// The tables. A later version adds statements that take an older ledger to it; what is written is never rewritten.
 #pragma once
 
 namespace tidegate::ledger {
@@ -31,6 +31,7 @@ inline constexpr const char* kTables[] = {
     " name VARCHAR(80) NOT NULL, source VARCHAR(400) NOT NULL, value DOUBLE PRECISION, special VARCHAR(4) NOT NULL,"
     " bound DOUBLE PRECISION, unit VARCHAR(20) NOT NULL, standing VARCHAR(10) NOT NULL,"
     " PRIMARY KEY (result_id, tensor, name, source, standing))",
+    "CREATE INDEX measure_of_others ON measure (source, result_id, tensor, name) WHERE source <> ''",
     "CREATE TABLE histogram (result_id INTEGER NOT NULL REFERENCES result (id), tensor VARCHAR(80) NOT NULL,"
     " name VARCHAR(80) NOT NULL, counts VARCHAR(4000) NOT NULL, PRIMARY KEY (result_id, tensor, name))",
     "CREATE TABLE run_count (run_id INTEGER NOT NULL REFERENCES run (id), word VARCHAR(40) NOT NULL,"
@@ -42,11 +43,5 @@ inline constexpr const char* kTables[] = {
     " meaning VARCHAR(200) NOT NULL, PRIMARY KEY (build_id, suffix))",
     "CREATE TABLE claim (id INTEGER PRIMARY KEY, build VARCHAR(200) NOT NULL, other VARCHAR(200) NOT NULL,"
     " test VARCHAR(1000) NOT NULL, words VARCHAR(2000) NOT NULL, source VARCHAR(400) NOT NULL)"};
-
-/// kMigrations[i] takes the tables from version i + 1 to i + 2.
-struct Migration {
-    const char* statement;
-};
-inline constexpr const Migration* kMigrations = nullptr;
 
 }  // namespace tidegate::ledger

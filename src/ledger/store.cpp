@@ -29,8 +29,13 @@ void bind(SQLite::Statement& s, int i, const std::optional<int>& x) {
 
 }  // namespace
 
-template <class Work>
-void Store::transact(const Work& work) {
+void Store::transact(const std::function<void()>& work) {
+    if (inside_) return work();
+    struct Inside {
+        bool& flag;
+        explicit Inside(bool& f) : flag(f) { flag = true; }
+        ~Inside() { flag = false; }
+    } inside(inside_);
     // IMMEDIATE takes the write lock at once: a transaction that has begun is not refused half-way. SQLite's own
     // waiting gives up where readers and writers alternate quickly, so we ask again.
     for (int tries = 0;; ++tries) {
@@ -59,35 +64,33 @@ Store::Store(const std::string& path, Mode mode) : path_(path) {
     try {
         const int flags = mode == Mode::read ? SQLite::OPEN_READONLY : SQLite::OPEN_READWRITE | SQLite::OPEN_CREATE;
         database_ = std::make_unique<SQLite::Database>(path, flags, 60000);
-        int version = 0;
+        const auto version = [&] {
+            return database_->execAndGet("SELECT CAST(value AS INTEGER) FROM ledger_meta WHERE name = 'schema_version'")
+                .getInt();
+        };
         for (int tries = 0;; ++tries) {
             try {
-                if (!fresh && !database_->tableExists("ledger_meta")) {
-                    // Another writer may be creating it, and a foreign database has tables of its own.
-                    const int tables = database_->execAndGet("SELECT COUNT(*) FROM sqlite_master").getInt();
-                    if (tables > 0) fail(path, "is a database, but no ledger");
-                }
-                if (mode == Mode::write) {
-                    database_->exec("PRAGMA journal_mode = WAL");
-                    database_->exec("PRAGMA synchronous = FULL");
-                    database_->exec("PRAGMA foreign_keys = ON");
-                    transact([&] {
-                        if (!database_->tableExists("ledger_meta")) create();
-                    });
-                }
-                version =
-                    database_
-                        ->execAndGet("SELECT CAST(value AS INTEGER) FROM ledger_meta WHERE name = 'schema_version'")
-                        .getInt();
-                break;
+                const bool ours = database_->tableExists("ledger_meta");
+                if (!ours &&
+                    (mode == Mode::read || database_->execAndGet("SELECT COUNT(*) FROM sqlite_master").getInt() > 0))
+                    fail(path, "is a database, but no ledger");
+                if (ours && version() > kSchemaVersion)
+                    fail(path, fmt::format("has tables of version {}, this tool knows {}: use a newer tool", version(),
+                                           kSchemaVersion));
+                if (mode == Mode::read) return;
+                // With WAL, NORMAL keeps every commit when a process is killed; a power failure may take the last.
+                database_->exec("PRAGMA journal_mode = WAL");
+                database_->exec("PRAGMA synchronous = NORMAL");
+                database_->exec("PRAGMA foreign_keys = ON");
+                transact([&] {  // another writer may have made the tables by now
+                    if (!database_->tableExists("ledger_meta")) create();
+                });
+                return;
             } catch (const SQLite::Exception& e) {
                 if (!is_busy(e) || tries > 400) throw;
                 std::this_thread::sleep_for(std::chrono::milliseconds(25));
             }
         }
-        if (version > kSchemaVersion)
-            fail(path, fmt::format("has tables of version {}, this tool knows {}: use a newer tool", version,
-                                   kSchemaVersion));
     } catch (const SQLite::Exception& e) {
         fail(path,
              std::string("is no ledger, or cannot be ") + (mode == Mode::read ? "read: " : "written: ") + e.what());
@@ -189,31 +192,7 @@ void Store::insert(std::int64_t run, const Result& r) {
     s.bind(13, r.replay);
     s.exec();
     const std::int64_t id = database_->getLastInsertRowid();
-    if (!r.measures.empty()) {
-        SQLite::Statement m(
-            *database_,
-            "INSERT INTO measure (result_id, tensor, name, source, value, special, bound, unit, standing)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)");
-        for (const Measure& x : r.measures) {
-            m.bind(1, id);
-            m.bind(2, x.tensor);
-            m.bind(3, x.name);
-            m.bind(4, x.source);
-            if (std::isfinite(x.value))
-                m.bind(5, x.value);
-            else
-                m.bind(5);
-            m.bind(6, std::isnan(x.value) ? "nan" : std::isinf(x.value) ? (x.value > 0 ? "inf" : "-inf") : "");
-            if (x.limit && std::isfinite(*x.limit))
-                m.bind(7, *x.limit);
-            else
-                m.bind(7);
-            m.bind(8, x.unit);
-            m.bind(9, name_of(x.standing));
-            m.exec();
-            m.reset();
-        }
-    }
+    for (const Measure& m : r.measures) insert(id, m);
     for (const Histogram& h : r.histograms) {
         SQLite::Statement t(*database_, "INSERT INTO histogram (result_id, tensor, name, counts) VALUES (?, ?, ?, ?)");
         t.bind(1, id);
@@ -222,6 +201,48 @@ void Store::insert(std::int64_t run, const Result& r) {
         t.bind(4, h.counts);
         t.exec();
     }
+}
+
+void Store::insert(std::int64_t result, const Measure& x) {
+    SQLite::Statement m(*database_,
+                        "INSERT INTO measure (result_id, tensor, name, source, value, special, bound, unit, standing)"
+                        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)");
+    m.bind(1, result);
+    m.bind(2, x.tensor);
+    m.bind(3, x.name);
+    m.bind(4, x.source);
+    if (std::isfinite(x.value)) m.bind(5, x.value);
+    m.bind(6, std::isnan(x.value) ? "nan" : std::isinf(x.value) ? (x.value > 0 ? "inf" : "-inf") : "");
+    if (x.limit && std::isfinite(*x.limit)) m.bind(7, *x.limit);
+    m.bind(8, x.unit);
+    m.bind(9, name_of(x.standing));
+    m.exec();
+}
+
+std::int64_t Store::imported_run(const Run& r) {
+    SQLite::Statement s(*database_,
+                        "SELECT r.id FROM run r JOIN build b ON b.id = r.build_id WHERE b.name = ? AND r.kind = ? AND"
+                        " r.label = ? AND r.started = ? AND r.performance = ? ORDER BY r.id DESC");
+    s.bind(1, r.build.name);
+    s.bind(2, r.kind);
+    s.bind(3, r.label);
+    s.bind(4, r.started);
+    s.bind(5, r.performance ? 1 : 0);
+    return s.executeStep() ? s.getColumn(0).getInt64() : 0;
+}
+
+void Store::add_measure(std::int64_t run, const std::string& test, const Measure& measure) {
+    transact([&] {
+        SQLite::Statement s(
+            *database_,
+            "SELECT r.id FROM result r JOIN test t ON t.id = r.test_id WHERE r.run_id = ? AND t.name = ?"
+            " ORDER BY r.attempt DESC");
+        s.bind(1, run);
+        s.bind(2, test);
+        if (!s.executeStep())
+            throw Error("case", "case: given '" + test + "', expected one that the run has a result of");
+        insert(s.getColumn(0).getInt64(), measure);
+    });
 }
 
 void Store::add_count(std::int64_t run, const std::string& word, std::int64_t n, const std::string& source,

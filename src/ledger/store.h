@@ -3,6 +3,7 @@
 
 #include <SQLiteCpp/SQLiteCpp.h>
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -17,7 +18,7 @@ public:
 
     /// A missing or empty file is a new ledger where mode is write, and an empty one where it is read. Throws
     /// Error("ledger"), changing nothing, for a file that is no ledger, is newer than this tool, is damaged, or cannot
-    /// be opened or written. An older ledger is migrated when written to.
+    /// be opened or written.
     Store(const std::string& path, Mode mode);
 
     /// A run and what it is going to run, on disk before it starts. Returns the run's number.
@@ -40,19 +41,25 @@ public:
 
     /// For queries.
     SQLite::Database& database() { return *database_; }
-    /// Runs `work` in a transaction of its own, waiting for other writers as long as it takes.
-    template <class Work>
-    void transact(const Work& work);
+    /// Runs `work` in one transaction, waiting for other writers as long as it takes. Inside of another it joins that:
+    /// so an import is written whole or not at all.
+    void transact(const std::function<void()>& work);
+
+    /// The imported run of a build, label and start that is there already; 0: none. Files of one run add to it.
+    std::int64_t imported_run(const Run& run);
+    /// A further measure of a case's last attempt. Throws Error("case") if the run has no result of it.
+    void add_measure(std::int64_t run, const std::string& test, const Measure& measure);
 
 private:
     std::int64_t build_id(const Build& build);
     std::int64_t test_id(const std::string& name);
     void insert(std::int64_t run, const Result& result);
+    void insert(std::int64_t result, const Measure& measure);
     void create();
-    void migrate(int from);
 
     std::string path_;
     std::unique_ptr<SQLite::Database> database_;
+    bool inside_ = false;
 };
 
 /// The version of the tables; a ledger of a later one is refused.
