@@ -3,6 +3,8 @@
 
 #include <charconv>
 #include <optional>
+#include <span>
+#include <tuple>
 
 #include "cases/case.h"
 #include "cli/exit_code.h"

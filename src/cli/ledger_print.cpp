@@ -39,8 +39,12 @@ void print_runs(const Json& runs, std::FILE* to) {
             for (const char* v : {"pass", "fail", "blind", "crashed", "hung", "skipped", "not run"})
                 row.push_back(word(r["counts"][v]));
         }
-        row.push_back(join(r["failing"]) +
-                      (r.contains("note") ? (r["failing"].empty() ? "" : "; ") + word(r["note"]) : ""));
+        std::string last = r["failing"].empty() ? "" : word(r["failing"][0]);
+        std::int64_t failing = 0;
+        for (const char* v : {"fail", "crashed", "hung"}) failing += r["counts"][v].get<std::int64_t>();
+        if (!last.empty() && failing > 1) last += fmt::format(" and {} more", failing - 1);
+        if (r.contains("note")) last += (last.empty() ? "" : "; ") + word(r["note"]);
+        row.push_back(std::move(last));
         table.add(std::move(row));
     }
     table.print(to);

@@ -22,7 +22,7 @@ struct LedgerVerb::Options {
     CLI::App *verb = nullptr, *import = nullptr, *show = nullptr, *trend = nullptr, *compare = nullptr,
              *flaky = nullptr;
     std::string file, json, build, other, pattern, tensor, measure = "nrmse";
-    std::vector<std::string> files;
+    std::vector<std::string> files, builds;
     std::string format = "auto", expected, standing = "quoted";
     int exit_status = 0;
     ledger::Run run;
@@ -120,7 +120,10 @@ LedgerVerb::LedgerVerb(CLI::App& app) : o_(std::make_unique<Options>()) {
     o.import->add_option("--exit-status", o.exit_status, "the runner's; 128 + n after signal n")
         ->check(CLI::Range(0, 255));
     o.show = sub("show", "builds and runs with their counts, crashes, what does not add up");
-    o.show->add_option("--build", o.build, "one build, with its cases by what they assert");
+    o.show
+        ->add_option("--build", o.builds,
+                     "these builds, in this order, by commas; one: with its cases by what they assert")
+        ->delimiter(',');
     o.trend = sub("trend", "a measure's history, with the distance to its limit");
     o.trend->add_option("CASE", o.pattern, "a case, * is anything")->required();
     o.trend->add_option("--measure", o.measure, "nrmse, needed (worst error by its own limit), cos, ms, ..")
@@ -155,7 +158,7 @@ int LedgerVerb::run() {
     if (o.file.empty()) throw Error("ledger", "ledger: expected --ledger FILE");
     if (!o.import->parsed()) {
         Store store(o.file, Store::Mode::read);
-        if (o.show->parsed()) return answer(ledger::show(store, o.build), o.json, print_show);
+        if (o.show->parsed()) return answer(ledger::show(store, o.builds), o.json, print_show);
         if (o.trend->parsed()) return answer(ledger::trend(store, o.pattern, o.tensor, o.measure), o.json, print_trend);
         const ledger::Json compared = ledger::compare(store, o.build, o.other);
         answer(compared, o.json, print_compare);

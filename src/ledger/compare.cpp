@@ -159,11 +159,13 @@ Json compare(Store& store, const std::string& a, const std::string& b) {
         auto y = cases_b.begin();
         while (x != cases_a.end() || y != cases_b.end()) {
             if (y == cases_b.end() || (x != cases_a.end() && x->test < y->test)) {
-                j["gone"].push_back((x++)->test);
+                if (run_b.unnamed == 0) j["gone"].push_back(x->test);
+                ++x;
                 continue;
             }
             if (x == cases_a.end() || y->test < x->test) {
-                j["new"].push_back((y++)->test);
+                if (run_a.unnamed == 0) j["new"].push_back(y->test);
+                ++y;
                 continue;
             }
             Difference d = values_between(*x, *y, run_a.run.performance);

@@ -125,7 +125,7 @@ Attempts attempts_of(Store& store, const std::string& build, const std::string& 
     SQLite::Statement s(db,
                         "SELECT x.verdict, x.follow_on, x.fingerprint, COUNT(*) FROM test t"
                         " JOIN result x ON x.test_id = t.id JOIN run r ON r.id = x.run_id"
-                        " JOIN build b ON b.id = r.build_id WHERE t.name = ? AND b.name = ? AND r.performance = 0"
+                        " JOIN build b ON b.id = r.build_id WHERE t.name = ? AND b.name = ?"
                         " GROUP BY x.verdict, x.follow_on, x.fingerprint");
     s.bind(1, test);
     s.bind(2, build);
@@ -137,7 +137,7 @@ Attempts attempts_of(Store& store, const std::string& build, const std::string& 
         SQLite::Statement tests(db,
                                 "SELECT t.name FROM result x JOIN test t ON t.id = x.test_id"
                                 " JOIN run r ON r.id = x.run_id JOIN build b ON b.id = r.build_id"
-                                " WHERE b.name = ? AND r.performance = 0 GROUP BY t.name ORDER BY t.name LIMIT 5");
+                                " WHERE b.name = ? GROUP BY t.name ORDER BY t.name LIMIT 5");
         tests.bind(1, build);
         throw Error("test",
                     "test: given '" + test + "', of which build '" + build + "' has no result; it has " + known(tests));

@@ -21,7 +21,8 @@ struct Imported {
 /// JUnit XML as pytest, GoogleTest and CTest write it. A test's name is "classname::name" ("name" without a class, and
 /// of CTest, which repeats it as class): parameters stay in it. pytest's xfail is skipped with its reason, an xpass is
 /// what the file says; an error of setup or teardown is a fail whose reason says so; several failures of one test are
-/// one fail with all of their reasons. Properties whose value is a number are measures.
+/// one fail with all of their reasons. Properties whose value is a number are measures; one
+/// called "asserts" says what the test asserts.
 Imported read_junit(const std::string& text, const std::string& source);
 /// CTest's Test.xml, with its named measurements of numeric type.
 Imported read_ctest(const std::string& text, const std::string& source);

@@ -181,7 +181,9 @@ private:
                 skip = skip_reason(child);
             } else if (kind == "properties") {
                 for (const auto property : child.children("property"))
-                    if (const auto value = number_from(property_value(property)))
+                    if (value_of(property, "name") == "asserts")
+                        result.asserts = clipped(property_value(property), 400);
+                    else if (const auto value = number_from(property_value(property)))
                         figures.push_back({value_of(property, "name"), *value});
             } else if (kind == "flakyFailure" || kind == "flakyError") {
                 earlier.push_back(attempt(result.test, child));

@@ -50,7 +50,7 @@ void Ingest::begin(const Json& record) {
     Run run = base_;
     std::vector<Expected> expected;
     if (record.text("record") == "run") {
-        if (const std::string kind = record.text("kind"); !kind.empty()) run.kind = kind;
+        if (const std::string kind = record.text("kind"); !kind.empty() && run.kind != "import") run.kind = kind;
         for (const auto& [key, to] : {std::pair{"label", &run.label}, {"subject", &run.subject}})
             if (to->empty()) *to = record.text(key);
         if (const auto gate = record.j.find("gate"); gate != record.j.end() && gate->is_object()) {

@@ -31,7 +31,7 @@ struct Build {
 /// One run of one build. A commit measured twice is two runs; one that was not measured may have a row that says so.
 struct Run {
     Build build;
-    std::string kind = "check";  ///< check, drift, bench, kcp, doctor, import
+    std::string kind = "check";  ///< check, drift, bench, kcp, doctor, flaky, import
     std::string label;           ///< what was run: a suite, a file, an operator
     std::string machine, subject, subject_hash, gate;
     std::int64_t gate_version = 0, generator_version = 0;

@@ -23,7 +23,8 @@ struct RunRow {
     std::int64_t expected = 0;
     std::int64_t counts[std::size(kVerdicts)] = {};  ///< in the order of kVerdicts
     std::int64_t collected = -1;                     ///< -1: not given, and then the sum
-    bool counted = false;                            ///< from counts that a record gave
+    bool counted = false;                            ///< a record gave counts
+    std::int64_t unnamed = 0;                        ///< cases that are counted and not named
     std::vector<std::string> flags;                  ///< what does not add up
     std::int64_t count(Verdict v) const { return counts[static_cast<std::size_t>(v)]; }
     std::int64_t sum() const;
@@ -54,8 +55,9 @@ struct CaseRow {
 std::vector<CaseRow> cases_of(Store& store, std::int64_t run, bool values);
 
 /// Every build and run with its counts; failing cases; performance runs apart; what does not add up, and what changed
-/// between runs of one label. `build`: of one build, with its cases by what they assert.
-Json show(Store& store, const std::string& build);
+/// between runs of one label. `builds`: those, in that order (of commits, say); one: with its cases by what they
+/// assert. Empty: all, in the order of their runs.
+Json show(Store& store, const std::vector<std::string>& builds);
 
 /// The history of a measure of the cases that a pattern names (* is anything): value, distance to its limit and change,
 /// run by run; NaN, a crash and a hang rank worst; where it steps.

@@ -13,6 +13,10 @@ namespace {
 
 constexpr int kNamesShown = 5;
 
+bool wanted(const std::vector<std::string>& builds, const std::string& build) {
+    return builds.empty() || std::find(builds.begin(), builds.end(), build) != builds.end();
+}
+
 std::vector<std::string> names(Store& store, const std::string& sql, std::initializer_list<std::int64_t> ids) {
     SQLite::Statement s(store.database(), sql);
     int at = 1;
@@ -34,6 +38,7 @@ Json json_of(Store& store, const RunRow& row) {
     j["performance"] = row.run.performance, j["measured"] = row.run.measured, j["finished"] = row.finished;
     j["collected"] = row.collected >= 0 ? row.collected : row.sum();
     j["collected_is"] = row.collected >= 0 ? "given" : row.counted ? "derived" : "counted";
+    if (row.unnamed > 0) j["unnamed"] = row.unnamed;
     for (const Verdict v : kVerdicts) j["counts"][v == Verdict::not_run ? "not run" : judge::name_of(v)] = row.count(v);
     j["executable"] = row.sum() - row.count(Verdict::skipped);
     j["failing"] = names(store,
@@ -60,7 +65,7 @@ Json change_of(Store& store, const RunRow& from, const RunRow& to) {
         "SELECT t.name FROM test t WHERE t.id IN (SELECT test_id FROM result WHERE run_id = ?1 UNION"
         " SELECT test_id FROM expected WHERE run_id = ?1) AND t.id NOT IN (SELECT test_id FROM result"
         " WHERE run_id = ?2 UNION SELECT test_id FROM expected WHERE run_id = ?2) ORDER BY t.name";
-    if (!from.counted && !to.counted) {
+    if (from.unnamed == 0 && to.unnamed == 0) {
         j["new"] = names(store, only, {to.id, from.id});
         j["gone"] = names(store, only, {from.id, to.id});
         j["words"] = fmt::format("{} -> {}: {} new, {} gone, by name", collected(from), collected(to), j["new"].size(),
@@ -135,7 +140,7 @@ std::string read_suffixes(Store& store, std::int64_t build, const std::string& f
 }
 
 /// Cases of which an attempt crashed or hung: their attempts in order, over all runs of a build.
-Json crashes_of(Store& store, const std::string& build) {
+Json crashes_of(Store& store, const std::vector<std::string>& builds) {
     SQLite::Statement s(
         store.database(),
         "SELECT b.name, t.name, r.verdict, r.fingerprint, b.id, n.started FROM result r"
@@ -151,7 +156,7 @@ Json crashes_of(Store& store, const std::string& build) {
     std::vector<std::pair<std::string, std::string>> order;
     while (s.executeStep()) {
         const std::pair key{s.getColumn(0).getString(), s.getColumn(1).getString()};
-        if (!build.empty() && key.first != build) continue;
+        if (!wanted(builds, key.first)) continue;
         if (rows.find(key) == rows.end()) order.push_back(key);
         Row& row = rows[key];
         const std::string verdict = s.getColumn(2).getString();
@@ -178,7 +183,7 @@ Json crashes_of(Store& store, const std::string& build) {
 }
 
 /// Figures of one name that two sources give differently, kept side by side.
-Json conflicts_of(Store& store, const std::string& build) {
+Json conflicts_of(Store& store, const std::vector<std::string>& builds) {
     SQLite::Statement s(
         store.database(),
         "SELECT b.name, t.name, m.tensor, m.name, m.source, m.value, m.special, m.standing FROM measure m"
@@ -188,7 +193,7 @@ Json conflicts_of(Store& store, const std::string& build) {
     std::map<std::string, Json> groups;
     std::vector<std::string> order;
     while (s.executeStep()) {
-        if (!build.empty() && s.getColumn(0).getString() != build) continue;
+        if (!wanted(builds, s.getColumn(0).getString())) continue;
         std::string key;
         for (int i = 0; i < 4; ++i) key += s.getColumn(i).getString() + "\n";
         if (groups.find(key) == groups.end()) {
@@ -216,16 +221,24 @@ Json conflicts_of(Store& store, const std::string& build) {
 
 }  // namespace
 
-Json show(Store& store, const std::string& build) {
-    if (!build.empty()) require_build(store, build);
-    const std::vector<RunRow> rows = runs_of(store, build);
+Json show(Store& store, const std::vector<std::string>& builds) {
+    for (const std::string& name : builds) require_build(store, name);
+    std::vector<RunRow> rows = runs_of(store);
+    if (!builds.empty()) {
+        const auto place = [&](const RunRow& row) {
+            return std::find(builds.begin(), builds.end(), row.run.build.name) - builds.begin();
+        };
+        std::erase_if(rows, [&](const RunRow& row) { return place(row) == std::ssize(builds); });
+        std::stable_sort(rows.begin(), rows.end(),
+                         [&](const RunRow& a, const RunRow& b) { return place(a) < place(b); });
+    }
     Json j;
     j["ledger"] = {{"protocol", 1}, {"runs", rows.size()}};
     j["runs"] = Json::array(), j["performance"] = Json::array(), j["changes"] = Json::array();
     Json totals;
     for (const Verdict v : kVerdicts) totals[v == Verdict::not_run ? "not run" : judge::name_of(v)] = 0;
     std::map<std::string, const RunRow*> last;
-    std::map<std::string, std::string> chains;
+    std::map<std::string, std::vector<std::string>> chains;
     for (const RunRow& row : rows) {
         j[row.run.performance ? "performance" : "runs"].push_back(json_of(store, row));
         if (row.run.performance || !row.run.measured) continue;
@@ -238,24 +251,25 @@ Json show(Store& store, const std::string& build) {
         if (before != last.end() && collected(*before->second) != collected(row))
             j["changes"].push_back(change_of(store, *before->second, row));
         last[row.run.label] = &row;
-        std::string& chain = chains[row.run.label];
-        chain += (chain.empty() ? "" : " -> ") +
-                 std::to_string(row.count(Verdict::fail) + row.count(Verdict::crashed) + row.count(Verdict::hung));
+        const std::string failures =
+            std::to_string(row.count(Verdict::fail) + row.count(Verdict::crashed) + row.count(Verdict::hung));
+        std::vector<std::string>& chain = chains[row.run.label];
+        if (chain.empty() || chain.back() != failures) chain.push_back(failures);
     }
     j["totals"] = totals;
-    for (const auto& [label, chain] : chains) j["failures_by_run"][label] = chain;
+    for (const auto& [label, chain] : chains) j["failures_by_run"][label] = fmt::format("{}", fmt::join(chain, " -> "));
     SQLite::Statement unique(store.database(),
                              "SELECT b.name, COUNT(DISTINCT r.test_id) FROM result r JOIN run n ON n.id = r.run_id"
                              " JOIN build b ON b.id = n.build_id WHERE r.verdict IN ('fail', 'crashed', 'hung')"
                              " AND n.performance = 0 GROUP BY b.name");
     j["unique_failures"] = Json::object();
     while (unique.executeStep())
-        if (build.empty() || unique.getColumn(0).getString() == build)
+        if (wanted(builds, unique.getColumn(0).getString()))
             j["unique_failures"][unique.getColumn(0).getString()] = unique.getColumn(1).getInt64();
-    j["crashes"] = crashes_of(store, build);
-    j["conflicts"] = conflicts_of(store, build);
+    j["crashes"] = crashes_of(store, builds);
+    j["conflicts"] = conflicts_of(store, builds);
     j["asserts"] = Json::array();
-    if (!build.empty())
+    if (builds.size() == 1)
         for (const RunRow& row : rows)
             if (Json a = asserts_of(store, row); !a.empty()) j["asserts"].push_back(std::move(a));
     return j;

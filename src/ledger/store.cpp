@@ -145,7 +145,7 @@ std::int64_t Store::begin(const Run& r, std::span<const Expected> expected) {
             s.bind(at++, *text);
         s.bind(at++, r.gate_version);
         s.bind(at++, r.generator_version);
-        s.bind(at++, r.started.empty() ? now() : r.started);
+        s.bind(at++, r.started.empty() && r.measured ? now() : r.started);
         s.bind(at++, r.source);
         s.bind(at++, name_of(r.standing));
         s.bind(at++, r.performance ? 1 : 0);
