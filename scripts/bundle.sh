@@ -14,7 +14,7 @@ cmake --build build/cuda --target tidegate_cli cuda_test >>build/bundle.log 2>&1
 rm -rf build/bundle
 mkdir -p build/bundle
 cp build/cuda/tidegate build/cuda/tests/cuda_test build/bundle/
-for library in libhwy.so.1 libxxhash.so.0; do
+for library in libhwy.so.1 libxxhash.so.0 libsqlite3.so.0 libpugixml.so.1; do
     found=$(ldd build/cuda/tidegate | awk -v name="$library" '$1 == name { print $3 }')
     [[ -z $found ]] || cp -L -- "$found" build/bundle/
 done

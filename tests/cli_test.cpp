@@ -55,7 +55,7 @@ TEST_F(Cli, VersionAndHelp) {
 TEST_F(Cli, UsageErrorsAreTwoAndSayWhatWasExpected) {
     const std::pair<std::string, const char*> bad[] = {
         {"", "subcommand"},
-        {"bogus", "check, run, plan, bench or drift"},
+        {"bogus", "check, run, plan, bench, drift or ledger"},
         {"check " + kCase + " --subject exec:true --grace nan", "grace"},
         {"run " + kCase + " /tmp/x --subject exec:true --timeout -1", "timeout"},
         {"check", "FILE"},

@@ -24,7 +24,7 @@ struct Attempts {
 };
 Attempts count_attempts(std::span<const Result> results);
 
-/// All attempts of a test in all runs of a build; runs that measure performance are left out. Throws Error("build") or
+/// All attempts of a test in all runs of a build, timings too. Throws Error("build") or
 /// Error("test") with up to five known ones.
 Attempts attempts_of(Store& store, const std::string& build, const std::string& test);
 

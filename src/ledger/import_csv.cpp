@@ -186,10 +186,15 @@ private:
             if (const std::string x = row.text(key); !x.empty()) *to = x;
         r.performance = row.yes("performance", r.performance);
         r.measured = row.yes("measured", r.measured);
-        if (const std::int64_t there = store_.imported_run(r); there != 0) return there;
-        r.source = source_;
-        const std::int64_t id = store_.begin(r, {});
-        store_.finish(id, 0);
+        const std::string key =
+            r.build.name + "\n" + r.label + "\n" + r.started + (r.performance ? "\nperformance" : "");
+        std::int64_t& id = runs_[key];
+        if (id == 0) id = store_.imported_run(r);
+        if (id == 0) {
+            r.source = source_;
+            id = store_.begin(r, {});
+            store_.finish(id, 0);
+        }
         return id;
     }
 
@@ -197,6 +202,7 @@ private:
     const Run& base_;
     const std::string& source_;
     std::map<std::pair<std::int64_t, std::string>, int> attempts_;
+    std::map<std::string, std::int64_t> runs_;
 };
 
 struct Kind {

@@ -23,6 +23,13 @@ bool is_busy(const SQLite::Exception& e) {
     return e.getErrorCode() == SQLITE_BUSY || e.getErrorCode() == SQLITE_LOCKED;
 }
 
+/// The number that a query finds first, 0 if none. Reset, since one that is not read to its end holds a snapshot.
+std::int64_t only(SQLite::Statement& s) {
+    const std::int64_t x = s.executeStep() ? s.getColumn(0).getInt64() : 0;
+    s.reset();
+    return x;
+}
+
 void bind(SQLite::Statement& s, int i, const std::optional<int>& x) {
     if (x) s.bind(i, *x);
 }
@@ -45,6 +52,8 @@ void Store::transact(const std::function<void()>& work) {
             transaction.commit();
             return;
         } catch (const SQLite::Exception& e) {
+            if (e.getErrorCode() == SQLITE_CONSTRAINT)
+                fail(path_, std::string("has this already, for this build, label and start: ") + e.what());
             if (!is_busy(e)) fail(path_, std::string("cannot be written: ") + e.what());
             std::this_thread::sleep_for(std::chrono::milliseconds(std::min(200, 5 + tries)));
         }
@@ -104,12 +113,20 @@ void Store::create() {
     s.exec();
 }
 
+SQLite::Statement& Store::prepared(const char* sql) {
+    const auto [at, fresh] = prepared_.try_emplace(sql);
+    if (fresh) at->second = std::make_unique<SQLite::Statement>(*database_, sql);
+    at->second->reset();
+    at->second->clearBindings();
+    return *at->second;
+}
+
 std::int64_t Store::build_id(const Build& b) {
-    SQLite::Statement add(*database_,
-                          "INSERT INTO build (name, dirty, compiler, flags) SELECT ?1, ?2, ?3, ?4 WHERE NOT EXISTS"
-                          " (SELECT 1 FROM build WHERE name = ?1 AND dirty = ?2 AND compiler = ?3 AND flags = ?4)");
-    SQLite::Statement find(*database_,
-                           "SELECT id FROM build WHERE name = ? AND dirty = ? AND compiler = ? AND flags = ?");
+    SQLite::Statement& add = prepared(
+        "INSERT INTO build (name, dirty, compiler, flags) SELECT ?1, ?2, ?3, ?4 WHERE NOT EXISTS"
+        " (SELECT 1 FROM build WHERE name = ?1 AND dirty = ?2 AND compiler = ?3 AND flags = ?4)");
+    SQLite::Statement& find =
+        prepared("SELECT id FROM build WHERE name = ? AND dirty = ? AND compiler = ? AND flags = ?");
     for (SQLite::Statement* s : {&add, &find}) {
         s->bind(1, b.name);
         s->bind(2, b.dirty ? 1 : 0);
@@ -117,15 +134,14 @@ std::int64_t Store::build_id(const Build& b) {
         s->bind(4, b.flags);
     }
     add.exec();
-    find.executeStep();
-    return find.getColumn(0).getInt64();
+    return only(find);
 }
 
 std::int64_t Store::test_id(const std::string& name) {
-    SQLite::Statement find(*database_, "SELECT id FROM test WHERE name = ?");
+    SQLite::Statement& find = prepared("SELECT id FROM test WHERE name = ?");
     find.bind(1, name);
-    if (find.executeStep()) return find.getColumn(0).getInt64();
-    SQLite::Statement add(*database_, "INSERT INTO test (name) VALUES (?)");
+    if (const std::int64_t id = only(find); id != 0) return id;
+    SQLite::Statement& add = prepared("INSERT INTO test (name) VALUES (?)");
     add.bind(1, name);
     add.exec();
     return database_->getLastInsertRowid();
@@ -153,7 +169,7 @@ std::int64_t Store::begin(const Run& r, std::span<const Expected> expected) {
         s.bind(at, r.note);
         s.exec();
         id = database_->getLastInsertRowid();
-        SQLite::Statement e(*database_, "INSERT INTO expected (run_id, place, test_id, hash) VALUES (?, ?, ?, ?)");
+        SQLite::Statement& e = prepared("INSERT INTO expected (run_id, place, test_id, hash) VALUES (?, ?, ?, ?)");
         for (std::size_t i = 0; i < expected.size(); ++i) {
             e.bind(1, id);
             e.bind(2, static_cast<std::int64_t>(i));
@@ -173,10 +189,10 @@ void Store::add(std::int64_t run, std::span<const Result> results) {
 }
 
 void Store::insert(std::int64_t run, const Result& r) {
-    SQLite::Statement s(*database_,
-                        "INSERT INTO result (run_id, test_id, attempt, verdict, hash, reason, asserts, fingerprint,"
-                        " signal_number, exit_code, seconds, follow_on, replay)"
-                        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
+    SQLite::Statement& s = prepared(
+        "INSERT INTO result (run_id, test_id, attempt, verdict, hash, reason, asserts, fingerprint,"
+        " signal_number, exit_code, seconds, follow_on, replay)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
     s.bind(1, run);
     s.bind(2, test_id(r.test));
     s.bind(3, r.attempt);
@@ -194,7 +210,7 @@ void Store::insert(std::int64_t run, const Result& r) {
     const std::int64_t id = database_->getLastInsertRowid();
     for (const Measure& m : r.measures) insert(id, m);
     for (const Histogram& h : r.histograms) {
-        SQLite::Statement t(*database_, "INSERT INTO histogram (result_id, tensor, name, counts) VALUES (?, ?, ?, ?)");
+        SQLite::Statement& t = prepared("INSERT INTO histogram (result_id, tensor, name, counts) VALUES (?, ?, ?, ?)");
         t.bind(1, id);
         t.bind(2, h.tensor);
         t.bind(3, h.name);
@@ -204,9 +220,9 @@ void Store::insert(std::int64_t run, const Result& r) {
 }
 
 void Store::insert(std::int64_t result, const Measure& x) {
-    SQLite::Statement m(*database_,
-                        "INSERT INTO measure (result_id, tensor, name, source, value, special, bound, unit, standing)"
-                        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)");
+    SQLite::Statement& m = prepared(
+        "INSERT INTO measure (result_id, tensor, name, source, value, special, bound, unit, standing)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)");
     m.bind(1, result);
     m.bind(2, x.tensor);
     m.bind(3, x.name);
@@ -220,15 +236,15 @@ void Store::insert(std::int64_t result, const Measure& x) {
 }
 
 std::int64_t Store::imported_run(const Run& r) {
-    SQLite::Statement s(*database_,
-                        "SELECT r.id FROM run r JOIN build b ON b.id = r.build_id WHERE b.name = ? AND r.kind = ? AND"
-                        " r.label = ? AND r.started = ? AND r.performance = ? ORDER BY r.id DESC");
+    SQLite::Statement& s = prepared(
+        "SELECT r.id FROM run r JOIN build b ON b.id = r.build_id WHERE b.name = ? AND r.kind = ? AND"
+        " r.label = ? AND r.started = ? AND r.performance = ? ORDER BY r.id DESC");
     s.bind(1, r.build.name);
     s.bind(2, r.kind);
     s.bind(3, r.label);
     s.bind(4, r.started);
     s.bind(5, r.performance ? 1 : 0);
-    return s.executeStep() ? s.getColumn(0).getInt64() : 0;
+    return only(s);
 }
 
 void Store::add_measure(std::int64_t run, const std::string& test, const Measure& measure) {
@@ -239,17 +255,17 @@ void Store::add_measure(std::int64_t run, const std::string& test, const Measure
             " ORDER BY r.attempt DESC");
         s.bind(1, run);
         s.bind(2, test);
-        if (!s.executeStep())
-            throw Error("case", "case: given '" + test + "', expected one that the run has a result of");
-        insert(s.getColumn(0).getInt64(), measure);
+        const std::int64_t result = only(s);
+        if (result == 0) throw Error("case", "case: given '" + test + "', expected one that the run has a result of");
+        insert(result, measure);
     });
 }
 
 void Store::add_count(std::int64_t run, const std::string& word, std::int64_t n, const std::string& source,
                       Standing standing) {
     transact([&] {
-        SQLite::Statement s(*database_,
-                            "INSERT INTO run_count (run_id, word, source, number, standing) VALUES (?, ?, ?, ?, ?)");
+        SQLite::Statement& s =
+            prepared("INSERT INTO run_count (run_id, word, source, number, standing) VALUES (?, ?, ?, ?, ?)");
         s.bind(1, run);
         s.bind(2, word);
         s.bind(3, source);
@@ -261,7 +277,7 @@ void Store::add_count(std::int64_t run, const std::string& word, std::int64_t n,
 
 void Store::add_plan(std::int64_t run, const std::string& what, const std::string& key, const std::string& value) {
     transact([&] {
-        SQLite::Statement s(*database_, "INSERT INTO plan (run_id, what, name, value) VALUES (?, ?, ?, ?)");
+        SQLite::Statement& s = prepared("INSERT INTO plan (run_id, what, name, value) VALUES (?, ?, ?, ?)");
         s.bind(1, run);
         s.bind(2, what);
         s.bind(3, key);
@@ -272,7 +288,7 @@ void Store::add_plan(std::int64_t run, const std::string& what, const std::strin
 
 void Store::add_bucket(const Build& build, const std::string& suffix, const std::string& meaning) {
     transact([&] {
-        SQLite::Statement s(*database_, "INSERT INTO bucket (build_id, suffix, meaning) VALUES (?, ?, ?)");
+        SQLite::Statement& s = prepared("INSERT INTO bucket (build_id, suffix, meaning) VALUES (?, ?, ?)");
         s.bind(1, build_id(build));
         s.bind(2, suffix);
         s.bind(3, meaning);
@@ -283,7 +299,7 @@ void Store::add_bucket(const Build& build, const std::string& suffix, const std:
 void Store::add_claim(const std::string& build, const std::string& other, const std::string& test,
                       const std::string& words, const std::string& source) {
     transact([&] {
-        SQLite::Statement s(*database_, "INSERT INTO claim (build, other, test, words, source) VALUES (?, ?, ?, ?, ?)");
+        SQLite::Statement& s = prepared("INSERT INTO claim (build, other, test, words, source) VALUES (?, ?, ?, ?, ?)");
         int at = 1;
         for (const std::string* text : {&build, &other, &test, &words, &source}) s.bind(at++, *text);
         s.exec();
@@ -292,7 +308,7 @@ void Store::add_claim(const std::string& build, const std::string& other, const 
 
 void Store::finish(std::int64_t run, int exit_status) {
     transact([&] {
-        SQLite::Statement s(*database_, "INSERT INTO run_end (run_id, finished, exit_status) VALUES (?, ?, ?)");
+        SQLite::Statement& s = prepared("INSERT INTO run_end (run_id, finished, exit_status) VALUES (?, ?, ?)");
         s.bind(1, run);
         s.bind(2, now());
         s.bind(3, exit_status);

@@ -4,6 +4,7 @@
 #include <SQLiteCpp/SQLiteCpp.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -56,9 +57,12 @@ private:
     void insert(std::int64_t run, const Result& result);
     void insert(std::int64_t result, const Measure& measure);
     void create();
+    /// A statement of this text, kept for the next time.
+    SQLite::Statement& prepared(const char* sql);
 
     std::string path_;
     std::unique_ptr<SQLite::Database> database_;
+    std::map<const char*, std::unique_ptr<SQLite::Statement>> prepared_;  ///< by the literal's address
     bool inside_ = false;
 };
 
