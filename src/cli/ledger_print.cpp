@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "cli/report.h"
 
 namespace tidegate::cli {
@@ -26,12 +29,12 @@ std::string join(const Json& list, const char* with = ", ") {
 }
 
 void print_runs(const Json& runs, std::FILE* to) {
-    Table table({"run", "build", "started", "label", "collected", "pass", "fail", "blind", "crashed", "hung", "skipped",
-                 "not run", "failing"});
+    Table table({"run", "build", "started", "subject", "label", "collected", "pass", "fail", "blind", "crashed", "hung",
+                 "skipped", "not run", "failing"});
     for (const Json& r : runs) {
         std::vector<std::string> row = {"#" + word(r["run"]),
                                         word(r["build"]) + (r.value("dirty", false) ? " (dirty)" : ""),
-                                        word(r["started"]), word(r["label"])};
+                                        word(r["started"]), word(r["subject"]), word(r["label"])};
         if (!r["measured"].get<bool>()) {
             row.insert(row.end(), {"not measured", "", "", "", "", "", "", ""});
         } else {
@@ -77,7 +80,12 @@ void print_show(const Json& a, std::FILE* to) {
         fmt::print(to, "cases, {} to {}{}: {}\n", word(c["from"]["build"]), word(c["to"]["build"]),
                    word(c["label"]).empty() ? "" : " of " + word(c["label"]), word(c["words"]));
         for (const char* side : {"new", "gone"})
-            if (c.contains(side) && !c[side].empty()) fmt::print(to, "  {}: {}\n", side, join(c[side]));
+            if (c.contains(side) && !c[side].empty()) {
+                const std::size_t more = c[side].size() > 5 ? c[side].size() - 5 : 0;
+                Json first = Json::array();
+                for (std::size_t i = 0; i + more < c[side].size(); ++i) first.push_back(c[side][i]);
+                fmt::print(to, "  {}: {}{}\n", side, join(first), more > 0 ? fmt::format(" and {} more", more) : "");
+            }
     }
     if (!a["crashes"].empty()) {
         fmt::print(to, "\ncrashes\n");
@@ -102,6 +110,16 @@ void print_show(const Json& a, std::FILE* to) {
         fmt::print(to, "flag: {} {} {}: sources differ: {}\n", word(c["build"]), word(c["case"]), word(c["measure"]),
                    values);
     }
+    if (a.contains("cases")) {
+        fmt::print(to, "\n");
+        Table table({"run", "case", "verdict", "attempts", "reason"});
+        for (const Json& c : a["cases"]) {
+            std::string reason = c.value("reason", std::string());
+            reason = reason.substr(0, std::min(reason.find('\n'), std::size_t{100}));
+            table.add({"#" + word(c["run"]), word(c["case"]), word(c["verdict"]), word(c["attempts"]), reason});
+        }
+        table.print(to);
+    }
     for (const Json& run : a["asserts"]) {
         fmt::print(to, "\nrun #{}, by what its cases assert\n", word(run["run"]));
         Table table({"asserts", "anchor", "outcomes"});
@@ -121,14 +139,15 @@ void print_show(const Json& a, std::FILE* to) {
 void print_trend(const Json& a, std::FILE* to) {
     for (const Json& c : a["cases"]) {
         fmt::print(to, "{}  {} {}\n", word(c["case"]), word(c["tensor"]), word(a["measure"]));
-        Table table({"run", "build", "started", "verdict", "value", "over its limit", "change", ""});
+        Table table({"run", "build", "started", "case", "value", "limit", "over (+) or under (-)", "change", "note"});
         for (const Json& r : c["history"]) {
             std::string note = r.value("worse", false) ? "worse" : "";
             if (c.contains("step_at_run") && c["step_at_run"] == r["run"]) note += note.empty() ? "step" : ", step";
             if (r.contains("source"))
                 note += (note.empty() ? "" : ", ") + word(r["standing"]) + ": " + word(r["source"]);
             table.add({"#" + word(r["run"]), word(r["build"]), word(r["started"]), word(r["verdict"]), word(r["value"]),
-                       percent(r, "over_limit_percent"), percent(r, "change_percent"), note});
+                       r.contains("limit") ? word(r["limit"]) : "", percent(r, "over_limit_percent"),
+                       percent(r, "change_percent"), note});
         }
         table.print(to);
         if (c.value("passing_but_worse_than_best", false))
@@ -138,39 +157,87 @@ void print_trend(const Json& a, std::FILE* to) {
     if (a["cut"].get<bool>()) fmt::print(to, "more cases than are shown: a narrower pattern\n");
 }
 
-void print_compare(const Json& a, std::FILE* to) {
+namespace {
+
+/// Of a case's numbers the one that says most: the worst that a gate limits, else the first that changed most.
+const Json* telling(const Json& values) {
+    const Json* best = nullptr;
+    const auto weight = [](const Json& v) {
+        return (v.contains("a_over_limit_percent") || v.contains("b_over_limit_percent") ? 1e30 : 0.0) +
+               (v.contains("percent") ? std::min(std::fabs(v["percent"].get<double>()), 1e29) : 0.0);
+    };
+    for (const Json& v : values)
+        if (best == nullptr || weight(v) > weight(*best)) best = &v;
+    return best;
+}
+
+std::string names_of(const Json& list) {
+    constexpr std::size_t kShown = 5;
+    std::string text;
+    for (std::size_t i = 0; i < std::min(kShown, list.size()); ++i) text += (i > 0 ? ", " : "") + word(list[i]);
+    return list.size() > kShown ? text + fmt::format(" and {} more", list.size() - kShown) : text;
+}
+
+/// a -> b as a factor where the percentage would be no number to read.
+std::string change_of(const Json& v) {
+    if (!v.contains("percent")) return "";
+    const double percent = v["percent"].get<double>();
+    return std::fabs(percent) < 1000 ? fmt::format("{:+.2f} %", percent) : fmt::format("{:.3g} x", 1 + percent / 100);
+}
+
+void print_rows(const Json& rows, const char* title, bool details, std::FILE* to) {
+    if (rows.empty()) return;
+    fmt::print(to, "\n{}\n", title);
+    std::vector<const Json*> order;
+    for (const Json& c : rows) order.push_back(&c);
+    std::stable_sort(order.begin(), order.end(), [](const Json* a, const Json* b) {
+        return (*a)["worse"].get<bool>() > (*b)["worse"].get<bool>();
+    });
+    Table table({"", "case", "a", "b", "measure", "in a", "in b", "change", "b over (+) or under (-) its limit"});
+    for (const Json* c : order) {
+        std::string mark = (*c)["worse"].get<bool>() ? "worse" : "", name = word((*c)["case"]), from = word((*c)["a"]),
+                    into = word((*c)["b"]);
+        if (c->contains("crashes")) {
+            const Json& k = (*c)["crashes"];
+            table.add({mark, name, from, into, "crashed or hung", word(k["a"]) + "/" + word(k["a_attempts"]),
+                       word(k["b"]) + "/" + word(k["b_attempts"]), fmt::format("p = {:.2g}", k["p"].get<double>()),
+                       ""});
+            mark = name = from = into = "";
+        }
+        const Json* const one = telling((*c)["values"]);
+        for (const Json& v : (*c)["values"]) {
+            if (!details && &v != one && !v.value("worse", false)) continue;
+            const std::string tensor = word(v["tensor"]);
+            table.add({mark, name, from, into, tensor + (tensor.empty() ? "" : " ") + word(v["measure"]), word(v["a"]),
+                       word(v["b"]), change_of(v), percent(v, "b_over_limit_percent")});
+            mark = name = from = into = "";
+        }
+        if (!name.empty()) table.add({mark, name, from, into, "", "", "", "", ""});
+    }
+    table.print(to);
+}
+
+}  // namespace
+
+void print_compare(const Json& a, bool details, std::FILE* to) {
     fmt::print(to, "a: {}   b: {}\n", word(a["a"]), word(a["b"]));
     for (const Json& r : a["runs"]) {
         std::string counts;
         for (const auto& [verdict, pair] : r["counts"].items())
             counts += fmt::format("{}{} {} -> {}", counts.empty() ? "" : ", ", verdict, pair[0].get<std::int64_t>(),
                                   pair[1].get<std::int64_t>());
-        fmt::print(to, "{}run #{} and #{}: {}\n", word(r["label"]).empty() ? "" : word(r["label"]) + ": ", word(r["a"]),
-                   word(r["b"]), counts);
+        fmt::print(to, "{}run #{} and #{}: {}\n", word(r["label"]).empty() ? "" : word(r["label"]) + ": ",
+                   join(r["a"], ", #"), join(r["b"], ", #"), counts);
+        if (r.contains("subjects"))
+            fmt::print(to, "  flag: other subjects: {} in a, {} in b\n", word(r["subjects"][0]),
+                       word(r["subjects"][1]));
     }
-    const auto rows = [&](const char* key, const char* title) {
-        if (a[key].empty()) return;
-        fmt::print(to, "\n{}\n", title);
-        Table table({"case", "a", "b", "measure", "in a", "in b", "change", "b over its limit", ""});
-        for (const Json& c : a[key]) {
-            std::string name = word(c["case"]), from = word(c["a"]), to_word = word(c["b"]);
-            std::string mark = c["worse"].get<bool>() ? "worse" : "";
-            bool first = true;
-            for (const Json& v : c["values"]) {
-                const std::string tensor = word(v["tensor"]);
-                table.add({first ? name : "", first ? from : "", first ? to_word : "",
-                           tensor + (tensor.empty() ? "" : " ") + word(v["measure"]), word(v["a"]), word(v["b"]),
-                           percent(v, "percent"), percent(v, "b_over_limit_percent"), first ? mark : ""});
-                first = false;
-            }
-            if (first) table.add({name, from, to_word, "", "", "", "", "", mark});
-        }
-        table.print(to);
-    };
-    rows("changed", "changed");
-    rows("same_verdict_other_numbers", "the same verdict, other numbers");
-    if (!a["new"].empty()) fmt::print(to, "new in b: {}\n", join(a["new"]));
-    if (!a["gone"].empty()) fmt::print(to, "gone in b: {}\n", join(a["gone"]));
+    print_rows(a["changed"], "changed", details, to);
+    print_rows(a["same_verdict_other_numbers"], "the same verdict, other numbers", details, to);
+    if (!details && !(a["changed"].empty() && a["same_verdict_other_numbers"].empty()))
+        fmt::print(to, "  one number a case: --details prints all\n");
+    if (!a["new"].empty()) fmt::print(to, "new in b: {}\n", names_of(a["new"]));
+    if (!a["gone"].empty()) fmt::print(to, "gone in b: {}\n", names_of(a["gone"]));
     for (const Json& c : a["claims"])
         fmt::print(to, "{}the record ({}) says of {}: \"{}\"{}\n", c["numbers_differ"].get<bool>() ? "flag: " : "",
                    word(c["source"]), word(c["case"]), word(c["words"]),

@@ -9,6 +9,7 @@ namespace tidegate::cli {
 
 void print_show(const ledger::Json& answer, std::FILE* to);
 void print_trend(const ledger::Json& answer, std::FILE* to);
-void print_compare(const ledger::Json& answer, std::FILE* to);
+/// `details`: every number that changed, else one a case.
+void print_compare(const ledger::Json& answer, bool details, std::FILE* to);
 
 }  // namespace tidegate::cli

@@ -78,6 +78,17 @@ std::string machine_here() {
 }
 
 LedgerSink::LedgerSink(const LedgerOptions& options, const std::string& subject, const std::string& command)
-    : store_(options.file, ledger::Store::Mode::write), ingest_(store_, run_here(options, subject, command)) {}
+    : LedgerSink(options, run_here(options, subject, command)) {}
+
+LedgerSink::LedgerSink(const LedgerOptions& options, const ledger::Run& run)
+    : file_(options.file),
+      build_(run.build.name + (run.build.dirty ? " (dirty)" : "")),
+      store_(options.file, ledger::Store::Mode::write),
+      ingest_(store_, run) {}
+
+std::string LedgerSink::words() const {
+    if (ingest_.run() == 0) return "nothing, since nothing ran";
+    return "run #" + std::to_string(ingest_.run()) + " of build " + build_ + " in " + file_;
+}
 
 }  // namespace tidegate::cli

@@ -27,8 +27,12 @@ public:
     LedgerSink(const LedgerOptions& options, const std::string& subject, const std::string& command);
     void line(const std::string& json) override { ingest_.line(json); }
     void end(int exit_status) { ingest_.end(exit_status); }
+    /// Which run of which build was written.
+    std::string words() const;
 
 private:
+    LedgerSink(const LedgerOptions& options, const ledger::Run& run);
+    std::string file_, build_;
     ledger::Store store_;
     ledger::Ingest ingest_;
 };

@@ -25,6 +25,7 @@ struct LedgerVerb::Options {
     std::vector<std::string> files, builds;
     std::string format = "auto", expected, standing = "quoted";
     int exit_status = 0;
+    bool cases = false, details = false;
     ledger::Run run;
     LedgerFlakyOptions flaky_options;
 };
@@ -77,7 +78,8 @@ void import_results(Store& store, ledger::Run run, ledger::Imported imported, co
 }
 
 /// "-": stdout. The table goes to stderr then, or nowhere.
-int answer(const ledger::Json& json, const std::string& path, void (*print)(const ledger::Json&, std::FILE*)) {
+template <class Print>
+int answer(const ledger::Json& json, const std::string& path, const Print& print) {
     if (path == "-") {
         fmt::print("{}\n", json.dump(2, ' ', false, ledger::Json::error_handler_t::replace));
         return kPass;
@@ -104,7 +106,9 @@ LedgerVerb::LedgerVerb(CLI::App& app) : o_(std::make_unique<Options>()) {
         return s;
     };
     o.import = sub("import", "others' files: JUnit XML, CTest's Test.xml, our JSON Lines, CSV (docs/ledger.md)");
-    o.import->add_option("FILE", o.files, "files of one run, or CSV of many")->required();
+    o.import->add_option(
+        "FILE", o.files,
+        "files of one run, or CSV of many; none, where --expected alone says what a runner that died was to run");
     o.import->add_option("--build", o.run.build.name, "the build, as you call it: a commit's short hash");
     o.import->add_option("--started", o.run.started, "when, ISO 8601; default: what the file says, else now");
     o.import->add_option("--label", o.run.label, "what was run, where one build has several");
@@ -116,20 +120,29 @@ LedgerVerb::LedgerVerb(CLI::App& app) : o_(std::make_unique<Options>()) {
         ->check(CLI::IsMember({"auto", "junit", "ctest", "jsonl", "csv"}))
         ->capture_default_str();
     o.import->add_option("--standing", o.standing, "measured | quoted | derived")->capture_default_str();
-    o.import->add_option("--expected", o.expected, "a file that names the cases that should run, one a line, in order");
-    o.import->add_option("--exit-status", o.exit_status, "the runner's; 128 + n after signal n")
+    o.import->add_option("--expected", o.expected,
+                         "for test runners' files: a file that names the cases that should run, one a line, in order "
+                         "(pytest --collect-only -q)");
+    o.import
+        ->add_option("--exit-status", o.exit_status,
+                     "for test runners' files: the runner's, as a shell says it: 128 + n after signal n")
         ->check(CLI::Range(0, 255));
     o.show = sub("show", "builds and runs with their counts, crashes, what does not add up");
     o.show
         ->add_option("--build", o.builds,
                      "these builds, in this order, by commas; one: with its cases by what they assert")
         ->delimiter(',');
+    o.show->add_flag("--cases", o.cases, "also every case with its verdict and reason");
     o.trend = sub("trend", "a measure's history, with the distance to its limit");
     o.trend->add_option("CASE", o.pattern, "a case, * is anything")->required();
     o.trend->add_option("--measure", o.measure, "nrmse, needed (worst error by its own limit), cos, ms, ..")
         ->capture_default_str();
     o.trend->add_option("--tensor", o.tensor, "o, final_state, ..; default: all");
     o.compare = sub("compare", "two builds side by side: which cases changed, and by how much");
+    o.compare->add_flag("--details", o.details, "every number that changed, not one a case");
+    o.compare->footer(
+        "Exit code 1 when something got worse: a verdict, a limited number by more than 10 % (1 % where the case "
+        "fails), or crashes with p < 0.05.");
     o.compare->add_option("A", o.build, "a build, or #N a run")->required();
     o.compare->add_option("B", o.other, "a build, or #N a run")->required();
     LedgerFlakyOptions& f = o.flaky_options;
@@ -158,14 +171,16 @@ int LedgerVerb::run() {
     if (o.file.empty()) throw Error("ledger", "ledger: expected --ledger FILE");
     if (!o.import->parsed()) {
         Store store(o.file, Store::Mode::read);
-        if (o.show->parsed()) return answer(ledger::show(store, o.builds), o.json, print_show);
+        if (o.show->parsed()) return answer(ledger::show(store, o.builds, o.cases), o.json, print_show);
         if (o.trend->parsed()) return answer(ledger::trend(store, o.pattern, o.tensor, o.measure), o.json, print_trend);
         const ledger::Json compared = ledger::compare(store, o.build, o.other);
-        answer(compared, o.json, print_compare);
+        answer(compared, o.json, [&](const ledger::Json& j, std::FILE* to) { print_compare(j, o.details, to); });
         return compared["worse"].get<bool>() ? kWrong : kPass;
     }
     o.run.kind = "import";
     o.run.standing = ledger::standing_from(o.standing);
+    if (o.files.empty() && (o.expected.empty() || o.run.build.name.empty()))
+        throw Error("import", "import: expected FILE, or --expected and --build for a runner that left none");
     struct File {
         std::string text, format;
     };
@@ -175,6 +190,9 @@ int LedgerVerb::run() {
         if (file.format == "auto") file.format = format_of(file.text, path);
         if (file.format != "csv" && o.run.build.name.empty())
             throw Error("build", "build: expected --build NAME: '" + path + "' does not say it");
+        if ((file.format == "csv" || file.format == "jsonl") && (!o.expected.empty() || o.exit_status != 0))
+            throw Error("expected", "expected: given --expected or --exit-status with '" + path +
+                                        "', which says itself what ran; they go with test runners' files");
         files.push_back(std::move(file));
     }
     std::vector<ledger::Imported> imported(files.size());
@@ -185,20 +203,37 @@ int LedgerVerb::run() {
     std::vector<std::string> expected;
     if (!o.expected.empty()) expected = lines_of(o.expected);
     Store store(o.file, Store::Mode::write);
+    const auto last_run = [&] {
+        return store.database().execAndGet("SELECT COALESCE(MAX(id), 0) FROM run").getInt64();
+    };
+    std::string words;
     store.transact([&] {
+        if (files.empty()) {
+            o.run.source = o.expected;
+            import_results(store, o.run, {}, expected, o.exit_status);
+            words = fmt::format("recorded {} expected cases of which none has a result\n", expected.size());
+        }
         for (std::size_t i = 0; i < files.size(); ++i) {
             ledger::Run run = o.run;
             run.source = o.files[i];
+            const std::int64_t before = last_run();
+            std::string what;
             if (files[i].format == "csv") {
-                ledger::import_csv(store, run, files[i].text, o.files[i]);
+                what = fmt::format("{} rows", ledger::import_csv(store, run, files[i].text, o.files[i]));
             } else if (files[i].format == "jsonl") {
-                ledger::ingest_file(store, run, files[i].text, o.files[i]);
+                what = fmt::format("{} results", ledger::ingest_file(store, run, files[i].text, o.files[i]));
             } else {
+                what = fmt::format("{} results", imported[i].results.size());
                 import_results(store, run, imported[i], expected, o.exit_status);
             }
+            const std::int64_t after = last_run();
+            words += fmt::format("imported {} ({}): {}, {}\n", o.files[i], files[i].format, what,
+                                 after == before       ? std::string("added to runs that are there")
+                                 : after == before + 1 ? fmt::format("run #{}", after)
+                                                       : fmt::format("runs #{} to #{}", before + 1, after));
         }
     });
-    for (std::size_t i = 0; i < files.size(); ++i) fmt::print("imported {} ({})\n", o.files[i], files[i].format);
+    fmt::print("{}", words);
     return kPass;
 }
 

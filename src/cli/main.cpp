@@ -207,7 +207,10 @@ int main(int argc, char** argv) {
                : d.parsed() ? cli::drift(drift)
                : b.parsed() ? cli::bench(bench)
                             : cli::plan(plan);
-        if (sink) sink->end(code);
+        if (sink) {
+            sink->end(code);
+            std::fprintf(stderr, "recorded: %s\n", sink->words().c_str());
+        }
     } catch (const tidegate::subjects::Unavailable& e) {
         std::fprintf(stderr, "tidegate: %s\n", e.what());
         code = cli::kNothing;

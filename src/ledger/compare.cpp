@@ -6,6 +6,7 @@
 #include <map>
 
 #include "ledger/query.h"
+#include "ledger/stats.h"
 #include "tidegate/error.h"
 
 namespace tidegate::ledger {
@@ -27,12 +28,49 @@ int rank(Verdict v) {
     }
 }
 
-/// The last measured run of every label; performance runs are labels of their own.
-std::map<std::string, RunRow> last_by_label(const std::vector<RunRow>& rows) {
-    std::map<std::string, RunRow> last;
+/// The measured runs of a label, oldest first; performance runs are labels of their own.
+std::map<std::string, std::vector<RunRow>> by_label(const std::vector<RunRow>& rows) {
+    std::map<std::string, std::vector<RunRow>> labels;
     for (const RunRow& row : rows)
-        if (row.run.measured) last[row.run.label + (row.run.performance ? " (performance)" : "")] = row;
-    return last;
+        if (row.run.measured) labels[row.run.label + (row.run.performance ? " (performance)" : "")].push_back(row);
+    return labels;
+}
+
+/// The cases of several runs of one label: of a case that more than one has, the newest, and all of its attempts.
+std::map<std::string, CaseRow> cases_of_all(Store& store, const std::vector<RunRow>& runs) {
+    std::map<std::string, CaseRow> all;
+    for (const RunRow& run : runs)
+        for (CaseRow& c : cases_of(store, run.id, true)) {
+            const auto before = all.find(c.test);
+            if (before != all.end()) {
+                if (c.verdict == Verdict::not_run && before->second.verdict != Verdict::not_run) continue;
+                c.attempts += before->second.attempts;
+                c.crashes += before->second.crashes;
+                if (c.values.empty()) c.values = before->second.values;
+            }
+            all[c.test] = std::move(c);
+        }
+    return all;
+}
+
+/// What is counted of the runs of a label: its cases, or where not all are named what the newest run counts.
+std::map<Verdict, std::int64_t> counts_of(const std::vector<RunRow>& runs,
+                                          const std::map<std::string, CaseRow>& cases) {
+    std::map<Verdict, std::int64_t> counts;
+    const RunRow& newest = runs.back();
+    if (newest.unnamed > 0) {
+        for (const Verdict v : kVerdicts) counts[v] = newest.count(v);
+    } else {
+        for (const auto& [test, c] : cases) ++counts[c.verdict];
+    }
+    return counts;
+}
+
+std::string words_of(const std::vector<RunRow>& runs, std::string Run::*field) {
+    std::string words;
+    for (const RunRow& row : runs)
+        if (words.find(row.run.*field) == std::string::npos) words += (words.empty() ? "" : ", ") + row.run.*field;
+    return words;
 }
 
 struct Difference {
@@ -131,7 +169,7 @@ Json buckets_between(Store& store, const std::vector<RunRow>& a, const std::vect
 
 Json compare(Store& store, const std::string& a, const std::string& b) {
     const std::vector<RunRow> rows_a = runs_named(store, a), rows_b = runs_named(store, b);
-    auto of_a = last_by_label(rows_a), of_b = last_by_label(rows_b);
+    auto of_a = by_label(rows_a), of_b = by_label(rows_b);
     if (a[0] == '#' && b[0] == '#' && of_a.size() == 1 && of_b.size() == 1 &&
         of_a.begin()->first != of_b.begin()->first) {
         auto node = of_b.extract(of_b.begin());  // two runs that were named are compared whatever their labels
@@ -144,46 +182,54 @@ Json compare(Store& store, const std::string& a, const std::string& b) {
     j["runs"] = Json::array(), j["changed"] = Json::array(), j["same_verdict_other_numbers"] = Json::array();
     j["new"] = Json::array(), j["gone"] = Json::array();
     std::map<std::string, bool> numbers_differ;
-    for (const auto& [label, run_a] : of_a) {
+    for (const auto& [label, runs_a] : of_a) {
         const auto found = of_b.find(label);
         if (found == of_b.end()) continue;
-        const RunRow& run_b = found->second;
-        Json counts;
+        const std::vector<RunRow>& runs_b = found->second;
+        const bool named_a = runs_a.back().unnamed == 0, named_b = runs_b.back().unnamed == 0;
+        auto cases_a = cases_of_all(store, runs_a), cases_b = cases_of_all(store, runs_b);
+        auto counts_a = counts_of(runs_a, cases_a), counts_b = counts_of(runs_b, cases_b);
+        Json counts, ids_a = Json::array(), ids_b = Json::array();
         for (const Verdict v : kVerdicts)
-            if (run_a.count(v) + run_b.count(v) > 0)
-                counts[v == Verdict::not_run ? "not run" : judge::name_of(v)] = {run_a.count(v), run_b.count(v)};
-        j["runs"].push_back({{"label", label}, {"a", run_a.id}, {"b", run_b.id}, {"counts", counts}});
-        if (run_b.count(Verdict::fail) > run_a.count(Verdict::fail) && (run_a.counted || run_b.counted)) worse = true;
-        const std::vector<CaseRow> cases_a = cases_of(store, run_a.id, true), cases_b = cases_of(store, run_b.id, true);
-        auto x = cases_a.begin();
-        auto y = cases_b.begin();
-        while (x != cases_a.end() || y != cases_b.end()) {
-            if (y == cases_b.end() || (x != cases_a.end() && x->test < y->test)) {
-                if (run_b.unnamed == 0) j["gone"].push_back(x->test);
-                ++x;
+            if (counts_a[v] + counts_b[v] > 0)
+                counts[v == Verdict::not_run ? "not run" : judge::name_of(v)] = {counts_a[v], counts_b[v]};
+        for (const RunRow& row : runs_a) ids_a.push_back(row.id);
+        for (const RunRow& row : runs_b) ids_b.push_back(row.id);
+        Json pair = {{"label", label}, {"a", ids_a}, {"b", ids_b}, {"counts", counts}};
+        const std::string who_a = words_of(runs_a, &Run::subject), who_b = words_of(runs_b, &Run::subject);
+        if (who_a != who_b) pair["subjects"] = {who_a, who_b};
+        j["runs"].push_back(std::move(pair));
+        if (counts_b[Verdict::fail] > counts_a[Verdict::fail] && !(named_a && named_b)) worse = true;
+        for (const auto& [test, y] : cases_b)
+            if (named_a && cases_a.find(test) == cases_a.end()) j["new"].push_back(test);
+        for (const auto& [test, x] : cases_a) {
+            const auto other = cases_b.find(test);
+            if (other == cases_b.end()) {
+                if (named_b) j["gone"].push_back(test);
                 continue;
             }
-            if (x == cases_a.end() || y->test < x->test) {
-                if (run_a.unnamed == 0) j["new"].push_back(y->test);
-                ++y;
-                continue;
+            const CaseRow& y = other->second;
+            Difference d = values_between(x, y, runs_a.back().run.performance);
+            const bool attempts = x.crashes * y.attempts != y.crashes * x.attempts;
+            if (x.verdict == y.verdict && d.values.empty() && !attempts) continue;
+            bool got_worse = d.worse || (rank(y.verdict) > rank(x.verdict) && rank(y.verdict) >= 2);
+            numbers_differ[test] = !d.values.empty();
+            Json row = {
+                {"case", test}, {"label", label}, {"a", judge::name_of(x.verdict)}, {"b", judge::name_of(y.verdict)}};
+            if (attempts) {
+                const double p = fisher_exact(x.crashes, x.attempts, y.crashes, y.attempts);
+                row["crashes"] = {{"a", x.crashes},
+                                  {"a_attempts", x.attempts},
+                                  {"b", y.crashes},
+                                  {"b_attempts", y.attempts},
+                                  {"p", p}};
+                got_worse = got_worse || (y.crashes * x.attempts > x.crashes * y.attempts && p < 0.05);
             }
-            Difference d = values_between(*x, *y, run_a.run.performance);
-            if (x->verdict != y->verdict || !d.values.empty()) {
-                const bool got_worse = rank(y->verdict) > rank(x->verdict) && rank(y->verdict) >= 2;
-                numbers_differ[x->test] = !d.values.empty();
-                Json row = {{"case", x->test},
-                            {"label", label},
-                            {"a", judge::name_of(x->verdict)},
-                            {"b", judge::name_of(y->verdict)},
-                            {"worse", got_worse || d.worse},
-                            {"values", d.values}};
-                if (!y->reason.empty()) row["reason"] = y->reason;
-                if (!y->replay.empty()) row["replay"] = y->replay;
-                worse = worse || got_worse || d.worse;
-                j[x->verdict != y->verdict ? "changed" : "same_verdict_other_numbers"].push_back(std::move(row));
-            }
-            ++x, ++y;
+            row["worse"] = got_worse, row["values"] = d.values;
+            if (!y.reason.empty()) row["reason"] = y.reason;
+            if (!y.replay.empty()) row["replay"] = y.replay;
+            worse = worse || got_worse;
+            j[x.verdict != y.verdict || attempts ? "changed" : "same_verdict_other_numbers"].push_back(std::move(row));
         }
     }
     if (j["runs"].empty())

@@ -12,6 +12,9 @@
 namespace tidegate::ledger {
 namespace {
 
+/// Longer numbers are of one run: addresses, times. Error codes are not.
+constexpr std::size_t kDigits = 6;
+
 constexpr std::string_view kLastWords = "(last words: ";
 constexpr std::string_view kEnvironment = "crashed (environment): ";
 
@@ -44,7 +47,7 @@ std::string normalised_word(std::string_view word, std::string_view after) {
         if (end == i) {
             text += word[i++];
         } else {
-            text += end - i > 4 ? std::string_view("<n>") : word.substr(i, end - i);
+            text += end - i > kDigits ? std::string_view("<n>") : word.substr(i, end - i);
             i = end;
         }
     }

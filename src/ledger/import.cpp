@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "ledger/import_xml.h"
+#include "tidegate/error.h"
 
 namespace tidegate::ledger {
 namespace {
@@ -22,9 +23,44 @@ void mark_follow_ons(std::vector<Result>& results) {
     }
 }
 
+/// pytest lists a test as folder/file.py::Class::test; its JUnit names it folder.file.Class::test.
+std::string junit_name(const std::string& id) {
+    const std::size_t file = id.find(".py::"), parameters = id.find('[');
+    if (file == std::string::npos || (parameters != std::string::npos && parameters < file)) return id;
+    std::string group = id.substr(0, file), rest = id.substr(file + 5);
+    for (char& c : group)
+        if (c == '/') c = '.';
+    for (std::size_t next = rest.find("::"); next != std::string::npos && next < rest.find('[');
+         next = rest.find("::")) {
+        group += "." + rest.substr(0, next);
+        rest.erase(0, next + 2);
+    }
+    return group + "::" + rest;
+}
+
+/// The expected cases, by the names that results have. A list of which no result is one is of something else.
+std::vector<std::string> as_results_name_them(const Imported& imported, const std::vector<std::string>& listed) {
+    std::unordered_set<std::string> names;
+    for (const Result& r : imported.results) names.insert(r.test);
+    std::vector<std::string> expected;
+    bool any = names.empty() || listed.empty();
+    for (const std::string& id : listed) {
+        // The last line of `pytest --collect-only -q`.
+        if (id.find(" collected in ") != std::string::npos && id.find("::") == std::string::npos) continue;
+        const std::string other = junit_name(id);
+        expected.push_back(names.contains(id) ? id : other);
+        any = any || names.contains(expected.back());
+    }
+    if (!any)
+        throw Error("import", "import: the expected cases ('" + listed[0] + "', ..) name none of the results ('" +
+                                  imported.results[0].test + "', ..): expected names as the file has them");
+    return expected;
+}
+
 }  // namespace
 
-void complete(Imported& imported, const std::vector<std::string>& expected, int exit_status) {
+void complete(Imported& imported, const std::vector<std::string>& listed, int exit_status) {
+    const std::vector<std::string> expected = as_results_name_them(imported, listed);
     if (imported.one_process) mark_follow_ons(imported.results);
     const int signal = exit_status - 128;
     const bool crashed = is_signal(signal);

@@ -215,6 +215,12 @@ constexpr Kind kKinds[] = {
     {"measure", &Import::figures, "build, case, measure, value"}, {"what", &Import::plan, "build, what, name, value"},
     {"verdict", &Import::cases, "build, case, verdict"},          {"passed", &Import::counts, "build, passed"}};
 
+constexpr std::string_view kColumns[] = {
+    "build",  "started", "label",   "performance", "machine", "subject", "note",    "standing",    "source",
+    "passed", "failed",  "blind",   "crashed",     "hung",    "skipped", "not_run", "collected",   "measured",
+    "case",   "verdict", "asserts", "reason",      "seconds", "measure", "value",   "fingerprint", "follow_on",
+    "tensor", "limit",   "unit",    "what",        "name",    "suffix",  "meaning", "words",       "other"};
+
 }  // namespace
 
 std::int64_t import_csv(Store& store, const Run& base, const std::string& text, const std::string& source) {
@@ -232,6 +238,10 @@ std::int64_t import_csv(Store& store, const Run& base, const std::string& text, 
     }
     if (kind == nullptr)
         fail(source, rows[0].first, "the heading is of no kind: expected the columns of one of: " + known);
+    for (const std::string& column : heading)
+        if (column.rfind("measure:", 0) != 0 && column.rfind("limit:", 0) != 0 &&
+            std::find(std::begin(kColumns), std::end(kColumns), column) == std::end(kColumns))
+            fail(source, rows[0].first, "given the column '" + column + "', expected one of docs/ledger.md");
     Import import(store, base, source);
     store.transact([&] {
         for (std::size_t i = 1; i < rows.size(); ++i) {
@@ -242,7 +252,8 @@ std::int64_t import_csv(Store& store, const Run& base, const std::string& text, 
                 if (std::string(e.what()).rfind("import:", 0) == 0) throw;
                 fail(source, rows[i].first, e.what());
             } catch (const SQLite::Exception& e) {
-                fail(source, rows[i].first, std::string("is there already, or breaks the ledger's rules: ") + e.what());
+                fail(source, rows[i].first,
+                     std::string("the ledger has this already, for this build, label and start (") + e.what() + ")");
             }
         }
     });

@@ -4,6 +4,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "ledger/flaky.h"
 #include "tidegate/error.h"
 
 namespace tidegate::ledger {
@@ -122,7 +123,8 @@ void Ingest::line(const std::string& text) {
         r.reason = record.text("reason"), r.replay = record.text("replay");
         r.seconds = record.number("seconds").value_or(0);
         if (const auto signal = record.number("signal"); signal && *signal != 0) r.signal = static_cast<int>(*signal);
-        if (r.verdict == Verdict::crashed || r.verdict == Verdict::hung) r.fingerprint = r.reason;
+        if (r.verdict == Verdict::crashed || r.verdict == Verdict::hung)
+            r.fingerprint = fingerprint_of(r.verdict, r.signal.value_or(0), r.reason);
         add(std::move(r));
     } else if (kind == "property") {
         Result r;
@@ -161,7 +163,7 @@ void Ingest::end(int exit_status) {
     over_ = true;
 }
 
-void ingest_file(Store& store, const Run& base, const std::string& text, const std::string& source) {
+std::int64_t ingest_file(Store& store, const Run& base, const std::string& text, const std::string& source) {
     std::vector<std::string> lines;
     for (std::size_t at = 0, number = 1; at < text.size(); ++number) {
         const std::size_t end = std::min(text.find('\n', at), text.size());
@@ -171,6 +173,9 @@ void ingest_file(Store& store, const Run& base, const std::string& text, const s
         const auto parsed = nlohmann::json::parse(line, nullptr, false);
         // A killed writer leaves half a line behind; what came before it stands.
         if (parsed.is_discarded() && end == text.size() && !lines.empty()) break;
+        if (parsed.is_discarded())
+            throw Error("import", "import: '" + source + "', line " + std::to_string(number) + ": given '" +
+                                      line.substr(0, 60) + "', which is no whole JSON object");
         if (!parsed.is_object() || !parsed.contains("record"))
             throw Error("import", "import: '" + source + "', line " + std::to_string(number) + ": given '" +
                                       line.substr(0, 60) + "', expected a JSON object with a \"record\"");
@@ -179,6 +184,7 @@ void ingest_file(Store& store, const Run& base, const std::string& text, const s
     Ingest ingest(store, base);
     for (const std::string& line : lines) ingest.line(line);
     ingest.end(0);
+    return ingest.results();
 }
 
 }  // namespace tidegate::ledger

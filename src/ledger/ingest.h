@@ -35,7 +35,8 @@ private:
     std::vector<std::pair<std::string, int>> attempts_;
 };
 
-/// Every line of a file, in order. Nothing is written if a line is no JSON object. Throws Error("import").
-void ingest_file(Store& store, const Run& base, const std::string& text, const std::string& source);
+/// Every line of a file, in order; returns the number of results. Nothing is written if a line is no JSON object.
+/// Throws Error("import").
+std::int64_t ingest_file(Store& store, const Run& base, const std::string& text, const std::string& source);
 
 }  // namespace tidegate::ledger

@@ -117,6 +117,14 @@ std::vector<RunRow> runs_of(Store& store, const std::string& build) {
                  have = n;
              }
          });
+    each(
+        "SELECT l.run_id, COUNT(DISTINCT l.test_id) FROM result l JOIN result r ON r.run_id = l.run_id AND"
+        " r.test_id = l.test_id AND r.attempt < l.attempt WHERE l.attempt > 1 AND l.verdict = 'pass' AND r.verdict IN"
+        " ('crashed', 'hung') GROUP BY l.run_id",
+        [](RunRow& row, SQLite::Statement& q) {
+            const std::int64_t n = q.getColumn(1).getInt64();
+            row.flags.push_back(fmt::format("{} of the cases that pass crashed or hung in another attempt", n));
+        });
     for (RunRow& row : rows) {
         if (row.collected >= 0 && row.run.measured && row.collected != row.sum())
             row.flags.push_back(fmt::format("{} collected, but its outcomes add up to {}", row.collected, row.sum()));
@@ -139,13 +147,24 @@ void require_build(Store& store, const std::string& build) {
 }
 
 std::vector<RunRow> runs_named(Store& store, const std::string& word) {
-    if (word.empty() || word[0] != '#') {
-        require_build(store, word);
-        return runs_of(store, word);
-    }
     std::vector<RunRow> rows = runs_of(store);
-    std::erase_if(rows, [&](const RunRow& row) { return "#" + std::to_string(row.id) != word; });
-    if (rows.empty()) throw Error("build", "build: given '" + word + "', expected '#' and the number of a run");
+    if (!word.empty() && word[0] == '#') {
+        const std::size_t all = rows.size();
+        std::erase_if(rows, [&](const RunRow& row) { return "#" + std::to_string(row.id) != word; });
+        if (rows.empty())
+            throw Error("build",
+                        fmt::format("build: given '{}', expected '#' and the number of one of {} runs", word, all));
+        return rows;
+    }
+    constexpr std::string_view kDirty = " (dirty)";
+    const bool dirty = word.ends_with(kDirty);
+    const std::string name = dirty ? word.substr(0, word.size() - kDirty.size()) : word;
+    require_build(store, name);
+    std::erase_if(rows, [&](const RunRow& row) { return row.run.build.name != name; });
+    // Changes that are in no commit are another build; the plain name means the clean one where there is one.
+    const bool clean = std::any_of(rows.begin(), rows.end(), [](const RunRow& row) { return !row.run.build.dirty; });
+    if (dirty || clean) std::erase_if(rows, [&](const RunRow& row) { return row.run.build.dirty != dirty; });
+    if (rows.empty()) throw Error("build", "build: given '" + word + "', of which the ledger has clean runs alone");
     return rows;
 }
 
@@ -168,9 +187,11 @@ std::vector<CaseRow> cases_of(Store& store, std::int64_t run, bool values) {
         row.fingerprint = s.getColumn(4).getString();
         row.replay = s.getColumn(5).getString();
         row.follow_on = s.getColumn(6).getInt() != 0;
-        row.attempt = s.getColumn(7).getInt();
         const std::int64_t id = s.getColumn(8).getInt64();
+        if (row.verdict == Verdict::crashed || row.verdict == Verdict::hung) row.crashes = 1;
         if (!rows.empty() && rows.back().test == row.test) {  // an earlier attempt
+            row.attempts += rows.back().attempts;
+            row.crashes += rows.back().crashes;
             rows.pop_back();
             by_result.erase(last);
         }

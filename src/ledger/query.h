@@ -48,7 +48,7 @@ struct CaseRow {
     Verdict verdict = Verdict::not_run;
     std::string reason, asserts, fingerprint, replay;
     bool follow_on = false;
-    int attempt = 1;
+    int attempts = 1, crashes = 0;
     std::vector<Value> values;
 };
 /// The cases of a run, by name, each by its last attempt; those without result too.
@@ -57,7 +57,7 @@ std::vector<CaseRow> cases_of(Store& store, std::int64_t run, bool values);
 /// Every build and run with its counts; failing cases; performance runs apart; what does not add up, and what changed
 /// between runs of one label. `builds`: those, in that order (of commits, say); one: with its cases by what they
 /// assert. Empty: all, in the order of their runs.
-Json show(Store& store, const std::vector<std::string>& builds);
+Json show(Store& store, const std::vector<std::string>& builds, bool cases = false);
 
 /// The history of a measure of the cases that a pattern names (* is anything): value, distance to its limit and change,
 /// run by run; NaN, a crash and a hang rank worst; where it steps.

@@ -14,7 +14,7 @@ namespace {
 constexpr int kNamesShown = 5;
 
 bool wanted(const std::vector<std::string>& builds, const std::string& build) {
-    return builds.empty() || std::find(builds.begin(), builds.end(), build) != builds.end();
+    return builds.empty() || builds[0][0] == '#' || std::find(builds.begin(), builds.end(), build) != builds.end();
 }
 
 std::vector<std::string> names(Store& store, const std::string& sql, std::initializer_list<std::int64_t> ids) {
@@ -145,7 +145,8 @@ Json crashes_of(Store& store, const std::vector<std::string>& builds) {
         store.database(),
         "SELECT b.name, t.name, r.verdict, r.fingerprint, b.id, n.started FROM result r"
         " JOIN run n ON n.id = r.run_id JOIN build b ON b.id = n.build_id JOIN test t ON t.id = r.test_id"
-        " WHERE r.follow_on = 0 AND r.test_id IN (SELECT test_id FROM result WHERE verdict IN ('crashed',"
+        " WHERE r.follow_on = 0 AND r.verdict NOT IN ('skipped', 'not_run') AND r.test_id IN (SELECT test_id FROM "
+        "result WHERE verdict IN ('crashed',"
         " 'hung')) ORDER BY n.started, n.id, r.id");
     struct Row {
         std::string sequence;
@@ -219,14 +220,33 @@ Json conflicts_of(Store& store, const std::vector<std::string>& builds) {
     return list;
 }
 
+/// A run's cases with what there is to say of them.
+Json list_of(Store& store, const RunRow& row) {
+    Json list = Json::array();
+    for (const CaseRow& c : cases_of(store, row.id, false)) {
+        Json j = {{"run", row.id}, {"case", c.test}, {"verdict", judge::name_of(c.verdict)}, {"attempts", c.attempts}};
+        for (const auto& [key, text] :
+             {std::pair{"reason", &c.reason}, {"fingerprint", &c.fingerprint}, {"replay", &c.replay}})
+            if (!text->empty()) j[key] = *text;
+        if (c.follow_on) j["follow_on"] = true;
+        list.push_back(std::move(j));
+    }
+    return list;
+}
+
 }  // namespace
 
-Json show(Store& store, const std::vector<std::string>& builds) {
-    for (const std::string& name : builds) require_build(store, name);
+Json show(Store& store, const std::vector<std::string>& builds, bool cases) {
+    for (const std::string& name : builds)
+        if (name.empty() || name[0] != '#') require_build(store, name);
     std::vector<RunRow> rows = runs_of(store);
     if (!builds.empty()) {
         const auto place = [&](const RunRow& row) {
-            return std::find(builds.begin(), builds.end(), row.run.build.name) - builds.begin();
+            return std::find_if(builds.begin(), builds.end(),
+                                [&](const std::string& b) {
+                                    return b == row.run.build.name || b == "#" + std::to_string(row.id);
+                                }) -
+                   builds.begin();
         };
         std::erase_if(rows, [&](const RunRow& row) { return place(row) == std::ssize(builds); });
         std::stable_sort(rows.begin(), rows.end(),
@@ -268,6 +288,11 @@ Json show(Store& store, const std::vector<std::string>& builds) {
             j["unique_failures"][unique.getColumn(0).getString()] = unique.getColumn(1).getInt64();
     j["crashes"] = crashes_of(store, builds);
     j["conflicts"] = conflicts_of(store, builds);
+    if (cases) {
+        j["cases"] = Json::array();
+        for (const RunRow& row : rows)
+            for (Json& c : list_of(store, row)) j["cases"].push_back(std::move(c));
+    }
     j["asserts"] = Json::array();
     if (builds.size() == 1)
         for (const RunRow& row : rows)

@@ -64,11 +64,24 @@ Json trend(Store& store, const std::string& pattern, const std::string& tensor, 
                         {"started", history.getColumn(2).getString()},
                         {"verdict", verdict},
                         {"attempt", history.getColumn(4).getInt()}};
+            // Attempts of one run are one row, the last; how many crashed is said beside it.
+            if (Json& past = rows[of];
+                !past.empty() && past.back()["run"] == row["run"] && past.back()["attempt"] != row["attempt"]) {
+                row["crashes"] = past.back().value("crashes", 0);
+                past.erase(past.size() - 1);
+                values[of].pop_back();
+            }
+            if (lost) row["crashes"] = row.value("crashes", 0) + 1;
             double value = std::nan("");  // a crash and a hang have no number, and rank with NaN: worst
             if (!history.getColumn(5).isNull()) {
                 const std::string special = history.getColumn(7).getString();
                 value = special.empty() ? history.getColumn(6).getDouble() : special == "nan" ? std::nan("") : HUGE_VAL;
                 row["value"] = special.empty() ? Json(value) : Json(special);
+                if (const double nan = history.getColumn(11).isNull() ? 0 : history.getColumn(11).getDouble();
+                    nan > 0) {
+                    row["nan_elements"] = nan;  // the number is of the others: it ranks as NaN
+                    value = std::nan("");
+                }
                 row["standing"] = history.getColumn(10).getString();
                 if (const std::string source = history.getColumn(9).getString(); !source.empty())
                     row["source"] = source;
