@@ -225,7 +225,8 @@ TEST(Ctest, NamesOfFoldersListsAndOddities) {
 
 TEST(Junit, CrashesInTexts) {
     const auto failing = [](const std::string& text) {
-        return cases("<testcase name='a'><failure message='m'>" + text + "</failure></testcase>").results[0];
+        return cases("<testcase name='a'><failure message=''/><system-out>" + text + "</system-out></testcase>")
+            .results[0];
     };
     const std::pair<const char*, int> crashes[] = {{"Fatal Python error: Segmentation fault", SIGSEGV},
                                                    {"Fatal Python error: Aborted", SIGABRT},
@@ -244,6 +245,15 @@ TEST(Junit, CrashesInTexts) {
     EXPECT_EQ(unknown.fingerprint, "end");
     EXPECT_EQ(failing("CUDA error: an illegal memory access was encountered\nx").fingerprint,
               "CUDA illegal memory access");
+    // What a failing test quotes of its source or of a log is no crash of its own.
+    for (const char* message : {"AssertionError: 'Segmentation fault' not found in log",
+                                "SIGABRT handler not installed", "assert 'CUDA error' in log"})
+        EXPECT_EQ(cases("<testcase name='a'><failure message=\"" + std::string(message) +
+                        "\">x = 1  # SIGSEGV\nFatal Python error: Aborted</failure></testcase>")
+                      .results[0]
+                      .verdict,
+                  Verdict::fail)
+            << message;
     // A log of a test that passes may say anything.
     EXPECT_EQ(cases("<testcase name='a'><system-out>SIGSEGV</system-out></testcase>").results[0].verdict,
               Verdict::pass);

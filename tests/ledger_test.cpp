@@ -200,10 +200,10 @@ TEST_F(LedgerFacts, CrashesKeepTheirSequenceIntervalAndTheBuildsOwnSuffixes) {
 
 TEST_F(LedgerTest, VerbsRecordWhatTheyDo) {
     ASSERT_EQ(tool("check --suite quick --rule gdn --ledger '" + db_ + "' --build one --quiet").code, 0);
-    ASSERT_EQ(
-        tool("check --suite quick --rule gdn --subject cpu+fault:zero-output --ledger '" + db_ + "' --build two --quiet")
-            .code,
-        1);
+    ASSERT_EQ(tool("check --suite quick --rule gdn --subject cpu+fault:zero-output --ledger '" + db_ +
+                   "' --build two --quiet")
+                  .code,
+              1);
     ASSERT_EQ(tool("drift --steps 5 --ledger '" + db_ + "' --build one --quiet").code, 0);
     const Json show = ask("show");
     const Json& one = *run_of(show, "one", "", "quick");
@@ -237,6 +237,83 @@ TEST_F(LedgerTest, NaNAndCrashRankWorst) {
     EXPECT_EQ(ask("compare a b", 1)["worse"], true);
     EXPECT_EQ(ask("compare a c", 1)["changed"][0]["b"], "crashed");
     EXPECT_EQ(ask("compare d e", 1)["same_verdict_other_numbers"][0]["worse"], true);
+}
+
+TEST_F(LedgerTest, TheLedgerIsNotWrittenOver) {
+    const std::string csv = write("c.csv", "build,started,passed\na,2026-01-01,1\n");
+    ASSERT_EQ(tool("ledger import '" + csv + "' --ledger '" + db_ + "'").code, 0);
+    for (const std::string& verb : {std::string("ledger show"), std::string("check --suite quick")}) {
+        EXPECT_EQ(tool(verb + " --ledger '" + db_ + "' --json '" + db_ + "'").code, 2) << verb;
+        EXPECT_EQ(ask("show")["runs"].size(), 1U) << verb;
+    }
+    EXPECT_EQ(tool("ledger import '" + csv + "' --ledger :memory:").code, 2);
+    EXPECT_EQ(tool("ledger import '" + csv + "' --ledger '" + db_ + "'").code, 2);  // the same counts twice
+    EXPECT_EQ(ask("show")["totals"]["pass"], 1);
+}
+
+TEST_F(LedgerTest, TheLastAttemptCountsAndCrashesStayInSight) {
+    // Attempts of runs at once come in no order, and a killed run leaves gaps.
+    {
+        Store store(db_, Store::Mode::write);
+        for (const char* build : {"a", "b"}) {
+            ledger::Run run;
+            run.build.name = build;
+            run.started = "2026-01-01";
+            const std::int64_t id = store.begin(run, {});
+            for (const int attempt : {7, 1, 5, 12, 3, 9, 2, 20}) {
+                ledger::Result r;
+                r.test = "x";
+                r.attempt = attempt;
+                r.verdict = attempt == 20 || build[0] == 'a' ? ledger::Verdict::pass : ledger::Verdict::crashed;
+                store.add(id, r);
+            }
+            store.finish(id, 0);
+        }
+    }
+    const Json show = ask("show");
+    for (const Json& run : show["runs"]) {
+        EXPECT_EQ(run["collected"], 1);
+        EXPECT_EQ(run["counts"]["pass"], 1);
+        EXPECT_EQ(run["counts"]["crashed"], 0);
+    }
+    EXPECT_EQ((*run_of(show, "b", "", ""))["flags"].size(), 1U);
+    const Json compared = ask("compare a b", 1);
+    EXPECT_EQ(compared["changed"][0]["crashes"]["b"], 7);
+    EXPECT_EQ(compared["changed"][0]["crashes"]["b_attempts"], 8);
+}
+
+TEST_F(LedgerTest, RunsOfOneLabelAreComparedTogether) {
+    const std::string file = write("c.csv",
+                                   "build,started,case,verdict\n"
+                                   "a,2026-01-01,x,pass\na,2026-01-02,y,pass\n"
+                                   "b,2026-01-03,x,fail\nb,2026-01-04,y,pass\n");
+    ASSERT_EQ(tool("ledger import '" + file + "' --ledger '" + db_ + "'").code, 0);
+    EXPECT_EQ(ask("compare a b", 1)["changed"][0]["case"], "x");
+    const std::string counts = write("n.csv", "build,started,passed,crashed\nc,2026-01-01,10,0\nd,2026-01-02,5,5\n");
+    ASSERT_EQ(tool("ledger import '" + counts + "' --ledger '" + db_ + "'").code, 0);
+    EXPECT_EQ(ask("compare c d", 1)["worse"], true);
+}
+
+TEST_F(LedgerTest, WhatPytestListsIsWhatItsFileNames) {
+    const std::string xml = write("r.xml",
+                                  "<testsuite name=\"s\" tests=\"2\"><testcase classname=\"d.test_m\" name=\"t[1]\"/>"
+                                  "<testcase classname=\"d.test_m.C\" name=\"u\"/></testsuite>");
+    const std::string listed =
+        write("l", "d/test_m.py::t[1]\nd/test_m.py::C::u\nd/test_m.py::v\n\n3 tests collected in 0.01s\n");
+    ASSERT_EQ(tool("ledger import '" + xml + "' --build x --expected '" + listed + "' --exit-status 139 --ledger '" +
+                   db_ + "'")
+                  .code,
+              0);
+    const Json run = ask("show --cases");
+    EXPECT_EQ(run["runs"][0]["counts"]["pass"], 2);
+    EXPECT_EQ(run["runs"][0]["counts"]["crashed"], 1);
+    EXPECT_EQ(run["cases"][2]["verdict"], "crashed");
+    const std::string other = write("o", "something::else\n");
+    EXPECT_EQ(tool("ledger import '" + xml + "' --build y --expected '" + other + "' --ledger '" + db_ + "'").code, 2);
+    // A runner that died left no file at all.
+    ASSERT_EQ(tool("ledger import --build z --expected '" + listed + "' --exit-status 137 --ledger '" + db_ + "'").code,
+              0);
+    EXPECT_EQ((*run_of(ask("show"), "z", "", ""))["counts"]["not run"], 2);
 }
 
 TEST_F(LedgerTest, WhatACrashSwallowedIsShown) {
@@ -382,6 +459,9 @@ TEST_F(LedgerTest, BadImportsWriteNothing) {
                                                        {"some,thing\n1,2\n", "heading"},
                                                        {"build,case,verdict\nx,y,maybe\n", "verdict"},
                                                        {"build,case,measure,value\nx,y,nrmse,1\n", "result"},
+                                                       {"build,passed,faild\nx,1,2\n", "faild"},
+                                                       {"build,passed,passed\nx,1,2\n", "twice"},
+                                                       {"build,passed\n", "no rows"},
                                                        {"\"build,passed\nx,1\n", "no end"},
                                                        {"", "empty"},
                                                        {"{\"record\":\"case\"", "JSON"},

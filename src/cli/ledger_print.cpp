@@ -13,7 +13,12 @@ namespace {
 using ledger::Json;
 
 std::string word(const Json& x) {
-    if (x.is_string()) return x.get<std::string>();
+    if (x.is_string()) {  // names come from others: nothing of them moves the cursor
+        std::string text = x.get<std::string>();
+        for (char& c : text)
+            if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = ' ';
+        return text;
+    }
     if (x.is_number_float()) return fmt::format("{:.4g}", x.get<double>());
     return x.dump();
 }
@@ -232,6 +237,8 @@ void print_compare(const Json& a, bool details, std::FILE* to) {
             fmt::print(to, "  flag: other subjects: {} in a, {} in b\n", word(r["subjects"][0]),
                        word(r["subjects"][1]));
     }
+    for (const auto& [key, side] : {std::pair{"only_in_a", "a"}, {"only_in_b", "b"}})
+        if (!a[key].empty()) fmt::print(to, "only {} has runs of: {}\n", side, names_of(a[key]));
     print_rows(a["changed"], "changed", details, to);
     print_rows(a["same_verdict_other_numbers"], "the same verdict, other numbers", details, to);
     if (!details && !(a["changed"].empty() && a["same_verdict_other_numbers"].empty()))

@@ -4,10 +4,12 @@
 
 #include <array>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include "cases/case.h"
+#include "tidegate/error.h"
 #include "tidegate/version.h"
 
 namespace tidegate::cli {
@@ -75,6 +77,12 @@ std::string machine_here() {
     for (std::string line; std::getline(info, line);)
         if (line.rfind("model name", 0) == 0) return name.data() + (", " + line.substr(line.find(':') + 2));
     return name.data();
+}
+
+void not_the_ledger(const std::string& json, const std::string& ledger) {
+    std::error_code none;
+    if (!json.empty() && !ledger.empty() && (json == ledger || std::filesystem::equivalent(json, ledger, none)))
+        throw Error("json", "json: given the ledger's file '" + json + "', expected another");
 }
 
 LedgerSink::LedgerSink(const LedgerOptions& options, const std::string& subject, const std::string& command)

@@ -22,6 +22,9 @@ std::string subject_hash(const std::string& spec);
 /// Host name and processor.
 std::string machine_here();
 
+/// Throws Error("json") if the records would be written over the ledger.
+void not_the_ledger(const std::string& json, const std::string& ledger);
+
 class LedgerSink : public Sink {
 public:
     LedgerSink(const LedgerOptions& options, const std::string& subject, const std::string& command);

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -35,6 +36,7 @@ namespace {
 using ledger::Store;
 
 std::string contents(const std::string& path) {
+    if (std::filesystem::is_directory(path)) throw Error("import", "import: given '" + path + "', which is a folder");
     std::ifstream file(path, std::ios::binary);
     std::ostringstream text;
     text << file.rdbuf();
@@ -64,17 +66,17 @@ std::vector<std::string> lines_of(const std::string& path) {
 /// A test runner's file as one run.
 void import_results(Store& store, ledger::Run run, ledger::Imported imported, const std::vector<std::string>& expected,
                     int exit_status) {
-    ledger::complete(imported, expected, exit_status);
+    const std::vector<std::string> names = ledger::complete(imported, expected, exit_status);
     if (run.started.empty()) run.started = imported.started;
-    for (const std::string& note : imported.notes) run.note += (run.note.empty() ? "" : "; ") + note;
     std::vector<ledger::Expected> list;
-    for (const std::string& test : expected) list.push_back({test, ""});
+    for (const std::string& test : names) list.push_back({test, ""});
     std::int64_t id = store.imported_run(run);
     if (id == 0 || run.started.empty()) {
         id = store.begin(run, list);
         store.finish(id, exit_status);
     }
     store.add(id, imported.results);
+    store.add_flags(id, imported.notes);
 }
 
 /// "-": stdout. The table goes to stderr then, or nowhere.
@@ -99,13 +101,13 @@ LedgerVerb::LedgerVerb(CLI::App& app) : o_(std::make_unique<Options>()) {
     Options& o = *o_;
     o.verb = app.add_subcommand("ledger", "what was seen: runs of builds, their cases and measures");
     o.verb->require_subcommand(1);
-    const auto sub = [&](const char* name, const char* what) {
+    const auto sub = [&](const char* name, const char* what, bool json = true) {
         CLI::App* s = o.verb->add_subcommand(name, what);
         s->add_option("--ledger", o.file, "the ledger's file");
-        s->add_option("--json", o.json, "write the answer as JSON to a file, - for stdout");
+        if (json) s->add_option("--json", o.json, "write the answer as JSON to a file, - for stdout");
         return s;
     };
-    o.import = sub("import", "others' files: JUnit XML, CTest's Test.xml, our JSON Lines, CSV (docs/ledger.md)");
+    o.import = sub("import", "others' files: JUnit XML, CTest's Test.xml, our JSON Lines, CSV (docs/ledger.md)", false);
     o.import->add_option(
         "FILE", o.files,
         "files of one run, or CSV of many; none, where --expected alone says what a runner that died was to run");
@@ -165,10 +167,12 @@ bool LedgerVerb::parsed() const { return o_->verb->parsed(); }
 int LedgerVerb::run() {
     Options& o = *o_;
     if (o.flaky->parsed()) {
+        not_the_ledger(o.json, o.file);
         o.flaky_options.ledger = o.file, o.flaky_options.json = o.json;
         return ledger_flaky(o.flaky_options);
     }
     if (o.file.empty()) throw Error("ledger", "ledger: expected --ledger FILE");
+    not_the_ledger(o.json, o.file);
     if (!o.import->parsed()) {
         Store store(o.file, Store::Mode::read);
         if (o.show->parsed()) return answer(ledger::show(store, o.builds, o.cases), o.json, print_show);
@@ -202,6 +206,15 @@ int LedgerVerb::run() {
     }
     std::vector<std::string> expected;
     if (!o.expected.empty()) expected = lines_of(o.expected);
+    // A file that was made for an import that is refused goes again.
+    struct Fresh {
+        std::string path;
+        bool gone = false, keep = false;
+        ~Fresh() {
+            for (const char* more : {"", "-wal", "-shm"})
+                if (gone && !keep) std::remove((path + more).c_str());
+        }
+    } fresh{o.file, !std::filesystem::exists(o.file)};
     Store store(o.file, Store::Mode::write);
     const auto last_run = [&] {
         return store.database().execAndGet("SELECT COALESCE(MAX(id), 0) FROM run").getInt64();
@@ -233,6 +246,7 @@ int LedgerVerb::run() {
                                                        : fmt::format("runs #{} to #{}", before + 1, after));
         }
     });
+    fresh.keep = true;
     fmt::print("{}", words);
     return kPass;
 }

@@ -195,6 +195,9 @@ int main(int argc, char** argv) {
         if (!isa.empty()) tidegate::cpu::force_isa(isa);
         tidegate::cpu::read_environment();
         std::optional<cli::LedgerSink> sink;
+        if (ledger.file.empty() && !ledger.build.empty())
+            throw tidegate::Error("build", "build: given without --ledger, which it goes with");
+        for (const std::string* json : {&check.json, &drift.json, &bench.json}) cli::not_the_ledger(*json, ledger.file);
         if (!ledger.file.empty()) {
             std::string command = "tidegate";
             for (int i = 1; i < argc; ++i) command += " " + tidegate::subjects::in_shell(argv[i]);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <tuple>
 
 #include "ledger/query.h"
 #include "ledger/stats.h"
@@ -99,7 +100,8 @@ Difference values_between(const CaseRow& a, const CaseRow& b, bool performance) 
             // Only a number that a gate limits can get worse; others are what it is made of, or timings, which vary.
             const double tolerance = b.verdict == Verdict::pass ? 10 : 1;
             const bool worse = !performance && (x.limit || y.limit) &&
-                               ((std::isfinite(x.value) && !std::isfinite(y.value)) || sign * percent > tolerance);
+                               ((std::isfinite(x.value) && !std::isfinite(y.value)) || sign * percent > tolerance ||
+                                (x.value == 0 && sign * y.value > 0));
             if (worse) j["worse"] = true;
             d.worse = d.worse || worse;
             d.values.push_back(std::move(j));
@@ -199,9 +201,13 @@ Json compare(Store& store, const std::string& a, const std::string& b) {
         const std::string who_a = words_of(runs_a, &Run::subject), who_b = words_of(runs_b, &Run::subject);
         if (who_a != who_b) pair["subjects"] = {who_a, who_b};
         j["runs"].push_back(std::move(pair));
-        if (counts_b[Verdict::fail] > counts_a[Verdict::fail] && !(named_a && named_b)) worse = true;
+        if (!(named_a && named_b))
+            for (const Verdict v : kVerdicts) worse = worse || (rank(v) >= 2 && counts_b[v] > counts_a[v]);
         for (const auto& [test, y] : cases_b)
-            if (named_a && cases_a.find(test) == cases_a.end()) j["new"].push_back(test);
+            if (named_a && cases_a.find(test) == cases_a.end()) {
+                j["new"].push_back(test);
+                worse = worse || rank(y.verdict) >= 3;
+            }
         for (const auto& [test, x] : cases_a) {
             const auto other = cases_b.find(test);
             if (other == cases_b.end()) {
@@ -212,7 +218,7 @@ Json compare(Store& store, const std::string& a, const std::string& b) {
             Difference d = values_between(x, y, runs_a.back().run.performance);
             const bool attempts = x.crashes * y.attempts != y.crashes * x.attempts;
             if (x.verdict == y.verdict && d.values.empty() && !attempts) continue;
-            bool got_worse = d.worse || (rank(y.verdict) > rank(x.verdict) && rank(y.verdict) >= 2);
+            bool got_worse = d.worse || rank(y.verdict) > rank(x.verdict);
             numbers_differ[test] = !d.values.empty();
             Json row = {
                 {"case", test}, {"label", label}, {"a", judge::name_of(x.verdict)}, {"b", judge::name_of(y.verdict)}};
@@ -231,6 +237,11 @@ Json compare(Store& store, const std::string& a, const std::string& b) {
             worse = worse || got_worse;
             j[x.verdict != y.verdict || attempts ? "changed" : "same_verdict_other_numbers"].push_back(std::move(row));
         }
+    }
+    for (const auto& [side, mine, other] : {std::tuple{"only_in_a", &of_a, &of_b}, {"only_in_b", &of_b, &of_a}}) {
+        j[side] = Json::array();
+        for (const auto& [label, runs] : *mine)
+            if (other->find(label) == other->end()) j[side].push_back(label);
     }
     if (j["runs"].empty())
         throw Error("build",

@@ -12,8 +12,8 @@
 namespace tidegate::ledger {
 namespace {
 
-/// Longer numbers are of one run: addresses, times. Error codes are not.
-constexpr std::size_t kDigits = 6;
+/// Longer numbers are of one run: addresses, times, process ids.
+constexpr std::size_t kDigits = 4;
 
 constexpr std::string_view kLastWords = "(last words: ";
 constexpr std::string_view kEnvironment = "crashed (environment): ";

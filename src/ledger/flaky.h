@@ -29,7 +29,7 @@ Attempts count_attempts(std::span<const Result> results);
 Attempts attempts_of(Store& store, const std::string& build, const std::string& test);
 
 /// What tells one crash or hang from another and is the same in every run: signal or exit code, and the child's last
-/// words, with addresses, process ids and numbers of over 6 digits as <n>. Empty for other verdicts. `reason`: the
+/// words, with addresses, process ids and numbers of over 4 digits as <n>. Empty for other verdicts. `reason`: the
 /// outcome's.
 std::string fingerprint_of(Verdict verdict, int signal, const std::string& reason);
 

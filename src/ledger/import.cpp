@@ -59,8 +59,8 @@ std::vector<std::string> as_results_name_them(const Imported& imported, const st
 
 }  // namespace
 
-void complete(Imported& imported, const std::vector<std::string>& listed, int exit_status) {
-    const std::vector<std::string> expected = as_results_name_them(imported, listed);
+std::vector<std::string> complete(Imported& imported, const std::vector<std::string>& listed, int exit_status) {
+    std::vector<std::string> expected = as_results_name_them(imported, listed);
     if (imported.one_process) mark_follow_ons(imported.results);
     const int signal = exit_status - 128;
     const bool crashed = is_signal(signal);
@@ -98,6 +98,7 @@ void complete(Imported& imported, const std::vector<std::string>& listed, int ex
         imported.results.push_back(std::move(result));
     }
     if (!blamed) imported.notes.push_back("the run ended by " + end + " behind its last case");
+    return expected;
 }
 
 }  // namespace tidegate::ledger

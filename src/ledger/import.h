@@ -27,10 +27,11 @@ Imported read_junit(const std::string& text, const std::string& source);
 /// CTest's Test.xml, with its named measurements of numeric type.
 Imported read_ctest(const std::string& text, const std::string& source);
 
-/// Fills in what a crashed runner never wrote. `expected`: the cases in order; status as a shell reports it. With no
-/// crash (status < 128), a case without result is not run. With one, the first case behind the last result is crashed
-/// with the signal as its fingerprint, and those behind it are not run. Fails of the same process after a crash that
-/// the file itself reports are marked follow-on.
-void complete(Imported& imported, const std::vector<std::string>& expected, int exit_status);
+/// Fills in what a crashed runner never wrote; returns the expected cases by the names that results have (pytest lists
+/// folder/file.py::test, its JUnit says folder.file::test). `expected`: the cases in order; status as a shell reports
+/// it. With no crash (status < 128), a case without result is not run. With one, the first case behind the last result
+/// is crashed with the signal as its fingerprint, and those behind it are not run. Fails of the same process after a
+/// crash that the file itself reports are marked follow-on.
+std::vector<std::string> complete(Imported& imported, const std::vector<std::string>& listed, int exit_status);
 
 }  // namespace tidegate::ledger

@@ -125,6 +125,10 @@ public:
         const auto add = [&](const char* column, const std::string& word) {
             if (!row.text(column).empty()) store_.add_count(id, word, row.count(column), from, standing(row));
         };
+        bool any = !row.text("collected").empty();
+        for (const auto& [column, verdict] : kCounts) any = any || !row.text(column).empty();
+        if (any != row.yes("measured", true))
+            fail(source_, row.line(), any ? "measured: given no, and counts" : "expected counts, or measured: no");
         add("collected", "collected");
         for (const auto& [column, verdict] : kCounts) add(column, judge::name_of(verdict));
     }
@@ -224,7 +228,8 @@ constexpr std::string_view kColumns[] = {
 }  // namespace
 
 std::int64_t import_csv(Store& store, const Run& base, const std::string& text, const std::string& source) {
-    const auto rows = split(text, source);
+    constexpr std::string_view kMark = "\xEF\xBB\xBF";  // spreadsheets begin UTF-8 with it
+    const auto rows = split(text.starts_with(kMark) ? text.substr(kMark.size()) : text, source);
     if (rows.empty()) fail(source, 1, "expected a heading");
     const std::vector<std::string>& heading = rows[0].second;
     const auto has = [&](const std::string& column) {
@@ -242,6 +247,13 @@ std::int64_t import_csv(Store& store, const Run& base, const std::string& text, 
         if (column.rfind("measure:", 0) != 0 && column.rfind("limit:", 0) != 0 &&
             std::find(std::begin(kColumns), std::end(kColumns), column) == std::end(kColumns))
             fail(source, rows[0].first, "given the column '" + column + "', expected one of docs/ledger.md");
+    for (const std::string& column : heading) {
+        if (std::count(heading.begin(), heading.end(), column) > 1)
+            fail(source, rows[0].first, "the column '" + column + "' is there twice");
+        if (column.rfind("limit:", 0) == 0 && !has("measure:" + column.substr(6)))
+            fail(source, rows[0].first, "given '" + column + "' without 'measure:" + column.substr(6) + "'");
+    }
+    if (rows.size() == 1) fail(source, rows[0].first, "a heading and no rows");
     Import import(store, base, source);
     store.transact([&] {
         for (std::size_t i = 1; i < rows.size(); ++i) {

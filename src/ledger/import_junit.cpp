@@ -140,10 +140,15 @@ private:
         if (silent) text = log;
         append_reason(result, reason_from(message, text));
         if (result.verdict != Verdict::crashed) result.verdict = Verdict::fail;
-        // A failure's text quotes source, where any word may stand: its first line and the message tell of a crash.
+        // Messages and texts quote source, where any word may stand. What a runner writes itself tells of a crash, and
+        // an error of the device; of a failure that says nothing, the log.
+        const auto first = message + "\n" + text.substr(0, text.find('\n'));
+        const auto has = [&](const char* words) { return first.find(words) != std::string::npos; };
         const bool asserted = message.starts_with("assert") || message.starts_with("AssertionError");
-        const auto told_first = silent ? text : message + "\n" + text.substr(0, text.find('\n'));
-        if (const auto crash = asserted ? std::nullopt : crash_in(told_first); crash && result.fingerprint.empty())
+        const bool by_runner = !asserted && (has("' crashed while running") ||
+                                             has("running the test CRASHED with signal") || has("CUDA error"));
+        const auto crash = silent ? crash_in(text) : by_runner ? crash_in(first) : std::nullopt;
+        if (crash && result.fingerprint.empty())
             mark(result, *crash);
         else if (message.starts_with("Failed: Timeout") && result.verdict != Verdict::crashed)
             result.verdict = Verdict::hung;  // pytest-timeout

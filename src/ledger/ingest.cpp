@@ -13,7 +13,7 @@ struct Ingest::Json {
     nlohmann::json j;
 
     std::string text(const char* key) const {
-        const auto i = j.find(key);
+        const auto i = j.is_object() ? j.find(key) : j.end();
         return i == j.end() || !i->is_string() ? "" : i->get<std::string>();
     }
     /// Numbers, and "nan" and "inf" as protocol.md writes them.
@@ -25,7 +25,7 @@ struct Ingest::Json {
         return std::nullopt;
     }
     std::optional<double> number(const char* key) const {
-        const auto i = j.find(key);
+        const auto i = j.is_object() ? j.find(key) : j.end();
         return i == j.end() ? std::nullopt : number(*i);
     }
 };
@@ -43,6 +43,7 @@ bool is_measure(const std::string& key) {
 
 /// The measure that a gate's limit is a limit of: how large the worst error may be, by its own limit (`needed` <= 1).
 constexpr const char* kGated = "needed";
+constexpr const char* kDrift = "drift";
 
 }  // namespace
 
@@ -55,13 +56,14 @@ void Ingest::begin(const Json& record) {
         for (const auto& [key, to] : {std::pair{"label", &run.label}, {"subject", &run.subject}})
             if (to->empty()) *to = record.text(key);
         if (const auto gate = record.j.find("gate"); gate != record.j.end() && gate->is_object()) {
-            run.gate = gate->value("name", "");
-            run.gate_version = gate->value("version", 0);
+            const Json of{*gate};
+            run.gate = of.text("name");
+            run.gate_version = static_cast<std::int64_t>(of.number("version").value_or(0));
         }
-        run.generator_version = record.j.value("generator", 0);
+        run.generator_version = static_cast<std::int64_t>(record.number("generator").value_or(0));
         if (const auto cases = record.j.find("cases"); cases != record.j.end() && cases->is_array())
             for (const auto& c : *cases)
-                if (c.is_object()) expected.push_back({c.value("case", ""), c.value("hash", "")});
+                if (const Json of{c}; !of.text("case").empty()) expected.push_back({of.text("case"), of.text("hash")});
     }
     run.performance = run.performance || run.kind == "bench";
     run_ = store_.begin(run, expected);
@@ -111,7 +113,7 @@ void Ingest::line(const std::string& text) {
             if (const auto h = record.j.find(name); h != record.j.end() && !h->empty())
                 pending_.histograms.push_back({tensor, name, h->dump()});
     } else if (kind == "case") {
-        Result r = pending_test_ == test ? std::move(pending_) : Result();
+        Result r = pending_test_ == test || pending_test_ == kDrift ? std::move(pending_) : Result();
         pending_ = Result(), pending_test_.clear();
         r.test = test;
         if (const std::string first = record.text("first_try"); !first.empty()) {
@@ -139,10 +141,15 @@ void Ingest::line(const std::string& text) {
         r.verdict = Verdict::pass;
         r.measures = measures_of("");
         add(std::move(r));
-    } else if (kind == "drift" || kind == "kcp") {
+    } else if (kind == "drift") {  // steps are measures of the case that closes them
+        const std::string tensor =
+            record.text("gate") + " step " + (record.j.contains("step") ? record.j["step"].dump() : "");
+        for (Measure& m : measures_of(tensor)) pending_.measures.push_back(std::move(m));
+        pending_test_ = kDrift;
+    } else if (kind == "kcp") {
         Result r;
         r.test = kind;
-        for (const char* key : {"gate", "step", "rank", "seq", "tensor", "vs"})
+        for (const char* key : {"rank", "seq", "tensor", "vs"})
             if (const auto x = record.j.find(key); x != record.j.end())
                 r.test += std::string(" ") + key + "=" + (x->is_string() ? x->get<std::string>() : x->dump());
         r.verdict = Verdict::pass;
@@ -182,7 +189,13 @@ std::int64_t ingest_file(Store& store, const Run& base, const std::string& text,
         lines.push_back(line);
     }
     Ingest ingest(store, base);
-    for (const std::string& line : lines) ingest.line(line);
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+        try {
+            ingest.line(lines[i]);
+        } catch (const Error& e) {
+            throw Error("import", "import: '" + source + "', record " + std::to_string(i + 1) + ": " + e.what());
+        }
+    }
     ingest.end(0);
     return ingest.results();
 }

@@ -40,8 +40,9 @@ Json number_of(double x) {
 double distance_percent(double x, double limit) { return 100 * (x - limit) / std::fabs(limit); }
 
 bool larger_is_better(const std::string& m) {
-    for (const char* word : {"cos", "gflops", "gbytes", "ratio", "TB/s"})
-        if (m.find(word) != std::string::npos) return true;
+    for (const char* name :
+         {"cos", "cosine", "min_token_cos", "gflops", "peak_gflops", "gbytes_s", "copy_gbytes_s", "ratio_ggml"})
+        if (m == name) return true;
     return false;
 }
 
@@ -87,8 +88,9 @@ std::vector<RunRow> runs_of(Store& store, const std::string& build) {
     // All results, less those that a later attempt of the same case replaces.
     each("SELECT run_id, verdict, COUNT(*) FROM result GROUP BY run_id, verdict", add(1));
     each(
-        "SELECT r.run_id, r.verdict, COUNT(*) FROM result l JOIN result r ON r.run_id = l.run_id"
-        " AND r.test_id = l.test_id AND r.attempt = l.attempt - 1 WHERE l.attempt > 1 GROUP BY r.run_id, r.verdict",
+        "SELECT r.run_id, r.verdict, COUNT(*) FROM result r JOIN (SELECT DISTINCT run_id, test_id FROM result"
+        " WHERE attempt > 1) m ON m.run_id = r.run_id AND m.test_id = r.test_id WHERE EXISTS (SELECT 1 FROM result l"
+        " WHERE l.run_id = r.run_id AND l.test_id = r.test_id AND l.attempt > r.attempt) GROUP BY r.run_id, r.verdict",
         add(-1));
     each("SELECT run_id, COUNT(*) FROM expected GROUP BY run_id",
          [](RunRow& row, SQLite::Statement& q) { row.expected = q.getColumn(1).getInt64(); });
@@ -98,10 +100,18 @@ std::vector<RunRow> runs_of(Store& store, const std::string& build) {
         [](RunRow& row, SQLite::Statement& q) {
             row.counts[static_cast<std::size_t>(Verdict::not_run)] += q.getColumn(1).getInt64();
         });
-    each("SELECT run_id, word, number FROM run_count ORDER BY run_id, word, source",
-         [](RunRow& row, SQLite::Statement& q) {
-             const std::string word = q.getColumn(1).getString();
+    std::map<std::pair<std::int64_t, std::string>, std::pair<std::int64_t, std::string>> said;
+    each("SELECT run_id, word, number, source FROM run_count ORDER BY run_id, word, source",
+         [&](RunRow& row, SQLite::Statement& q) {
+             const std::string word = q.getColumn(1).getString(), source = q.getColumn(3).getString();
              const std::int64_t n = q.getColumn(2).getInt64();
+             const auto [first, fresh] = said.try_emplace({row.id, word}, n, source);
+             if (!fresh) {
+                 if (first->second.first != n)
+                     row.flags.push_back(fmt::format("{}: '{}' says {}, '{}' says {}", word, first->second.second,
+                                                     first->second.first, source, n));
+                 return;
+             }
              if (word == "collected") {
                  row.collected = n;
                  return;
@@ -117,6 +127,8 @@ std::vector<RunRow> runs_of(Store& store, const std::string& build) {
                  have = n;
              }
          });
+    each("SELECT run_id, words FROM run_flag ORDER BY run_id, place",
+         [](RunRow& row, SQLite::Statement& q) { row.flags.push_back(q.getColumn(1).getString()); });
     each(
         "SELECT l.run_id, COUNT(DISTINCT l.test_id) FROM result l JOIN result r ON r.run_id = l.run_id AND"
         " r.test_id = l.test_id AND r.attempt < l.attempt WHERE l.attempt > 1 AND l.verdict = 'pass' AND r.verdict IN"

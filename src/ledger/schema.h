@@ -37,6 +37,9 @@ inline constexpr const char* kTables[] = {
     "CREATE TABLE run_count (run_id INTEGER NOT NULL REFERENCES run (id), word VARCHAR(40) NOT NULL,"
     " source VARCHAR(400) NOT NULL, number INTEGER NOT NULL, standing VARCHAR(10) NOT NULL,"
     " PRIMARY KEY (run_id, word, source))",
+    // What a file says of itself that does not add up.
+    "CREATE TABLE run_flag (run_id INTEGER NOT NULL REFERENCES run (id), place INTEGER NOT NULL,"
+    " words VARCHAR(2000) NOT NULL, PRIMARY KEY (run_id, place))",
     "CREATE TABLE plan (run_id INTEGER NOT NULL REFERENCES run (id), what VARCHAR(200) NOT NULL,"
     " name VARCHAR(80) NOT NULL, value VARCHAR(400) NOT NULL, PRIMARY KEY (run_id, what, name))",
     "CREATE TABLE bucket (build_id INTEGER NOT NULL REFERENCES build (id), suffix VARCHAR(40) NOT NULL,"

@@ -4,8 +4,12 @@
 #include <sqlite3.h>
 #include <sys/stat.h>
 
+#include <array>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
+#include <cstring>
 #include <thread>
 
 #include "ledger/schema.h"
@@ -34,6 +38,22 @@ void bind(SQLite::Statement& s, int i, const std::optional<int>& x) {
     if (x) s.bind(i, *x);
 }
 
+/// SQLite takes a file that lost its end, or holds next to nothing, as it is. Its header says how long it is to be:
+/// the page size at byte 16, the number of pages at 28.
+void check_size(const std::string& path, std::int64_t size) {
+    std::array<unsigned char, 32> head{};
+    std::FILE* file = std::fopen(path.c_str(), "rb");
+    if (file == nullptr) fail(path, std::string("cannot be read: ") + std::strerror(errno));
+    const std::size_t got = std::fread(head.data(), 1, head.size(), file);
+    std::fclose(file);
+    if (got < head.size() || std::memcmp(head.data(), "SQLite format 3", 16) != 0) fail(path, "is no ledger");
+    const std::int64_t page = head[16] == 0 && head[17] == 1 ? 65536 : head[16] * 256 + head[17];
+    std::int64_t pages = 0;
+    for (std::size_t i = 28; i < 32; ++i) pages = pages * 256 + head[i];
+    if (size < page * pages)
+        fail(path, fmt::format("is no whole ledger: it has {} bytes, its header says {}", size, page * pages));
+}
+
 }  // namespace
 
 void Store::transact(const std::function<void()>& work) {
@@ -55,6 +75,7 @@ void Store::transact(const std::function<void()>& work) {
             if (e.getErrorCode() == SQLITE_CONSTRAINT)
                 fail(path_, std::string("has this already, for this build, label and start: ") + e.what());
             if (!is_busy(e)) fail(path_, std::string("cannot be written: ") + e.what());
+            if (tries == 0) std::fprintf(stderr, "tidegate: waiting for another writer of '%s'\n", path_.c_str());
             std::this_thread::sleep_for(std::chrono::milliseconds(std::min(200, 5 + tries)));
         }
     }
@@ -64,7 +85,9 @@ Store::Store(const std::string& path, Mode mode) : path_(path) {
     struct stat file {};
     const bool there = stat(path.c_str(), &file) == 0;
     if (there && !S_ISREG(file.st_mode)) fail(path, "is no file");
+    if (path.empty() || path[0] == ':') fail(path, "is no file's name");
     const bool fresh = !there || file.st_size == 0;
+    if (!fresh) check_size(path, file.st_size);
     if (mode == Mode::read && fresh) {
         database_ = std::make_unique<SQLite::Database>(":memory:", SQLite::OPEN_READWRITE | SQLite::OPEN_CREATE);
         create();
@@ -83,9 +106,11 @@ Store::Store(const std::string& path, Mode mode) : path_(path) {
                 if (!ours &&
                     (mode == Mode::read || database_->execAndGet("SELECT COUNT(*) FROM sqlite_master").getInt() > 0))
                     fail(path, "is a database, but no ledger");
+                if (ours && (version() < 1 || !database_->tableExists("run"))) fail(path, "is no whole ledger");
                 if (ours && version() > kSchemaVersion)
                     fail(path, fmt::format("has tables of version {}, this tool knows {}: use a newer tool", version(),
                                            kSchemaVersion));
+                database_->exec("PRAGMA case_sensitive_like = ON");
                 if (mode == Mode::read) return;
                 // With WAL, NORMAL keeps every commit when a process is killed; a power failure may take the last.
                 database_->exec("PRAGMA journal_mode = WAL");
@@ -272,6 +297,19 @@ void Store::add_count(std::int64_t run, const std::string& word, std::int64_t n,
         s.bind(4, n);
         s.bind(5, name_of(standing));
         s.exec();
+    });
+}
+
+void Store::add_flags(std::int64_t run, std::span<const std::string> flags) {
+    transact([&] {
+        SQLite::Statement& s = prepared(
+            "INSERT INTO run_flag (run_id, place, words) SELECT ?1, COUNT(*), ?2 FROM run_flag WHERE run_id = ?1");
+        for (const std::string& words : flags) {
+            s.bind(1, run);
+            s.bind(2, words);
+            s.exec();
+            s.reset();
+        }
     });
 }
 

@@ -30,6 +30,8 @@ public:
     /// Totals that a record gives without naming cases: word ("collected", "passed", ..) and number.
     void add_count(std::int64_t run, const std::string& word, std::int64_t n, const std::string& source,
                    Standing standing);
+    /// What a run's file says of itself that does not add up.
+    void add_flags(std::int64_t run, std::span<const std::string> flags);
     /// A line of a plan: `key` = `value` for a rule or shape.
     void add_plan(std::int64_t run, const std::string& what, const std::string& key, const std::string& value);
     /// What a kernel's bucket suffix stands for in a build: "_2" is 128 in one and 96 in another.

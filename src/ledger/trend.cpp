@@ -43,7 +43,8 @@ Json trend(Store& store, const std::string& pattern, const std::string& tensor, 
     SQLite::Statement history(
         db,
         "SELECT n.id, b.name, n.started, r.verdict, r.attempt, m.tensor, m.value, m.special, m.bound, m.source,"
-        " m.standing FROM result r JOIN run n ON n.id = r.run_id JOIN build b ON b.id = n.build_id"
+        " m.standing, (SELECT x.value FROM measure x WHERE x.result_id = r.id AND x.tensor = m.tensor AND"
+        " x.name = 'nan') FROM result r JOIN run n ON n.id = r.run_id JOIN build b ON b.id = n.build_id"
         " LEFT JOIN measure m ON m.result_id = r.id AND m.name = ?2 AND (?3 = '' OR m.tensor = ?3)"
         " WHERE r.test_id = ?1 ORDER BY n.started, n.id, r.attempt, m.tensor, m.source");
     const double direction = larger_is_better(measure) ? -1 : 1;
@@ -108,8 +109,11 @@ Json trend(Store& store, const std::string& pattern, const std::string& tensor, 
             Json one = {{"case", name}, {"tensor", of}, {"history", list}};
             const std::vector<double>& past = values[of];
             if (const auto step = find_step(past)) one["step_at_run"] = list[*step]["run"];
+            double best = std::nan("");
+            for (const double x : past)
+                if (std::isfinite(x) && !(direction * x > direction * best)) best = x;
             if (past.size() >= 2 && std::isfinite(past.back()) && list.back()["verdict"] == "pass" &&
-                direction * (past.back() - *std::min_element(past.begin(), past.end())) > 0.1 * std::fabs(past.back()))
+                direction * (past.back() - best) > 0.1 * std::fabs(best))
                 one["passing_but_worse_than_best"] = true;
             all["cases"].push_back(std::move(one));
         }
