@@ -137,6 +137,20 @@ private:
         return run;
     }
 
+    std::string plan_words(const io::Bundle& request) const {
+        cases::Problem problem = cases::bind(request);
+        io::Bundle answer = cases::empty_answer(request);
+        cases::attach(problem, answer);
+        Options options;
+        options.threads = o_.settings.threads;
+        if (o_.subject == "cuda")
+            for (Tensor* t : cases::tensors_of(problem)) t->device = Device::cuda;
+        std::string text = cases::plan_of(problem, options).text();
+        for (char& c : text)
+            if (c == '\n') c = ' ';
+        return text;
+    }
+
     Done one(const Job& job, subjects::Subject& subject) {
         const io::Bundle request = job.generated ? cases::generate(*job.generated) : job.file;
         Done done;
@@ -149,6 +163,8 @@ private:
         l.subject = subject.name();
         l.gate = gate_;
         l.replay = replay(job);
+        const bool recorded = !o_.json.empty() || o_.sink != nullptr;
+        if (recorded && (o_.subject == "cpu" || o_.subject == "cuda")) l.plan = plan_words(request);
 
         // The subject first, alone: what it takes is its own, and it may declare the twin it is judged by.
         subjects::Outcome outcome;

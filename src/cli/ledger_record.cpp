@@ -80,6 +80,8 @@ std::string machine_here() {
 }
 
 void not_the_ledger(const std::string& json, const std::string& ledger) {
+    if (!ledger.empty() && ledger[0] == ':')
+        throw Error("ledger", "ledger: given '" + ledger + "', expected the name of a file");
     std::error_code none;
     if (!json.empty() && !ledger.empty() && (json == ledger || std::filesystem::equivalent(json, ledger, none)))
         throw Error("json", "json: given the ledger's file '" + json + "', expected another");

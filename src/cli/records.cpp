@@ -140,7 +140,8 @@ void Records::result(const Labels& l, const judge::CaseResult& r) {
     line(head("case", l) +
          fmt::format(R"(,"verdict":"{}","reason":{},"signal":{},"seconds":{},"first_try":{},"replay":{})",
                      judge::name_of(r.verdict), quoted(r.reason), r.signal, number(r.seconds), quoted(r.first_try),
-                     quoted(l.replay)));
+                     quoted(l.replay)) +
+         (l.plan.empty() ? "" : fmt::format(R"(,"plan":{})", quoted(l.plan))));
 }
 
 void Records::mutant(const Labels& l, const char* name, judge::Sight sight) {

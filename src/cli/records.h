@@ -17,6 +17,7 @@ namespace tidegate::cli {
 /// Context of a case that its records repeat.
 struct Labels {
     std::string id, rule, pass, dtype, subject, twin, replay;
+    std::string plan;  ///< of our own kernels: what ran
     judge::Gate gate;
     std::int64_t V = 1;
 };

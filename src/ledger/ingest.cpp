@@ -67,6 +67,8 @@ void Ingest::begin(const Json& record) {
     }
     run.performance = run.performance || run.kind == "bench";
     run_ = store_.begin(run, expected);
+    hashes_.clear();
+    for (const Expected& e : expected) hashes_[e.test] = e.hash;
     over_ = false;
     attempts_.clear();
     pending_ = Result();
@@ -127,7 +129,10 @@ void Ingest::line(const std::string& text) {
         if (const auto signal = record.number("signal"); signal && *signal != 0) r.signal = static_cast<int>(*signal);
         if (r.verdict == Verdict::crashed || r.verdict == Verdict::hung)
             r.fingerprint = fingerprint_of(r.verdict, r.signal.value_or(0), r.reason);
+        if (const auto hash = hashes_.find(test); hash != hashes_.end()) r.hash = hash->second;
+        const std::string plan = record.text("plan");
         add(std::move(r));
+        if (!plan.empty()) store_.add_plan(run_, test, "plan", plan);
     } else if (kind == "property") {
         Result r;
         r.test = test + " property " + record.text("name");

@@ -1,7 +1,10 @@
 // JSON Lines as docs/protocol.md defines them, into a ledger: while a verb runs, or from a file.
 #pragma once
 
+#include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "ledger/store.h"
 
@@ -32,6 +35,7 @@ private:
     bool over_ = false;
     std::string pending_test_;  ///< whose tensors have come, before its case
     Result pending_;
+    std::map<std::string, std::string> hashes_;  ///< of the cases that are expected
     std::vector<std::pair<std::string, int>> attempts_;
 };
 

@@ -85,7 +85,6 @@ Store::Store(const std::string& path, Mode mode) : path_(path) {
     struct stat file {};
     const bool there = stat(path.c_str(), &file) == 0;
     if (there && !S_ISREG(file.st_mode)) fail(path, "is no file");
-    if (path.empty() || path[0] == ':') fail(path, "is no file's name");
     const bool fresh = !there || file.st_size == 0;
     if (!fresh) check_size(path, file.st_size);
     if (mode == Mode::read && fresh) {
