@@ -220,7 +220,7 @@ std::string time_from(const std::string& stamp) {
     if (rest == "Z") return iso(seconds);
     if (std::sscanf(std::string(rest.substr(1)).c_str(), "%2d:%2d", &hours, &minutes) != 2) return "";
     if (rest[0] != '+' && rest[0] != '-') return "";
-    seconds += (rest[0] == '+' ? -1 : 1) * (hours * 60 + minutes) * 60;
+    seconds += (rest[0] == '+' ? -60L : 60L) * (hours * 60 + minutes);
     return iso(seconds);
 }
 

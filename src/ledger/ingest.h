@@ -17,7 +17,7 @@ public:
     Ingest(Store& store, Run base) : store_(store), base_(std::move(base)) {}
 
     /// Throws Error("record") for what is no record; records of unknown kind are left out.
-    void line(const std::string& json);
+    void line(const std::string& text);
     /// The run is over.
     void end(int exit_status);
     std::int64_t run() const { return run_; }

@@ -56,8 +56,8 @@ public:
 private:
     std::int64_t build_id(const Build& build);
     std::int64_t test_id(const std::string& name);
-    void insert(std::int64_t run, const Result& result);
-    void insert(std::int64_t result, const Measure& measure);
+    void insert(std::int64_t run, const Result& r);
+    void insert(std::int64_t result, const Measure& x);
     void create();
     /// A statement of this text, kept for the next time.
     SQLite::Statement& prepared(const char* sql);
