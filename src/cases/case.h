@@ -44,7 +44,7 @@ std::string id_of(const Case& c);
 /// xxh3 of id and generator version, 16 hex digits.
 std::string hash_of(const Case& c);
 /// xxh3 of bytes, 16 hex digits.
-std::string hash_of(std::string_view bytes);
+std::string hash_of(std::string_view text);
 
 /// The passes that there are cases for.
 std::span<const char* const> passes();

@@ -38,7 +38,7 @@ Plan plan_cuda(const NormalForm& nf) {
     a.pass = 1;
     a.operands = "fp32";
     a.accumulate = "fp32";
-    s.threads = kDecodeThreads;
+    s.threads = static_cast<int>(kDecodeThreads);
     if (!nf.pool) {
         a.path = "cuda/none";  // there is no prefill kernel yet
         return plan;

@@ -10,7 +10,7 @@ namespace tidegate {
 inline constexpr std::int64_t kGeneralBytes = 192 << 10;
 
 /// Threads of a decode CTA: four warps, each with its own state columns, and 128 registers a thread.
-inline constexpr int kDecodeThreads = 128;
+inline constexpr std::int64_t kDecodeThreads = 128;
 /// State columns that the CTA takes, from wide to narrow. The wider, the longer the pieces of memory that are read and
 /// written together, and the fewer the CTAs: a slice is taken if there are `ctas` of it at least, and by a call of
 /// several rows, whose slice stays in registers in fp32, if it has at most 64 values a thread. By measurement; the
@@ -19,7 +19,7 @@ struct DecodeShape {
     char dense;  ///< the dimension of the state that is dense: 'V' or 'K'
     std::int64_t state_bytes, K, columns, ctas;
 };
-inline constexpr std::int64_t kAtOnce = 5 * 132;
+inline constexpr std::int64_t kAtOnce = std::int64_t{5} * 132;
 inline constexpr DecodeShape kDecodeShapes[] = {
     {'V', 4, 128, 64, kAtOnce},  {'V', 4, 128, 32, 0}, {'V', 4, 64, 64, kAtOnce},  {'V', 4, 64, 32, 0},
     {'V', 2, 128, 128, kAtOnce}, {'V', 2, 128, 64, 0}, {'V', 2, 64, 128, kAtOnce}, {'V', 2, 64, 64, 0},
