@@ -170,7 +170,8 @@ Json buckets_between(Store& store, const std::vector<RunRow>& a, const std::vect
 }  // namespace
 
 Json compare(Store& store, const std::string& a, const std::string& b) {
-    const std::vector<RunRow> rows_a = runs_named(store, a), rows_b = runs_named(store, b);
+    const std::vector<RunRow> all = runs_of(store), rows_a = runs_named(store, all, a),
+                              rows_b = runs_named(store, all, b);
     auto of_a = by_label(rows_a), of_b = by_label(rows_b);
     if (a[0] == '#' && b[0] == '#' && of_a.size() == 1 && of_b.size() == 1 &&
         of_a.begin()->first != of_b.begin()->first) {

@@ -16,13 +16,6 @@ constexpr const char* kRunColumns =
     " r.standing, r.performance, r.measured, r.note, r.gate, r.gate_version,"
     " (SELECT COUNT(*) FROM run_end e WHERE e.run_id = r.id)";
 
-double value_of(const SQLite::Column& value, const std::string& special) {
-    if (special == "nan") return std::nan("");
-    if (special == "inf") return HUGE_VAL;
-    if (special == "-inf") return -HUGE_VAL;
-    return value.getDouble();
-}
-
 }  // namespace
 
 std::int64_t RunRow::sum() const {
@@ -37,6 +30,13 @@ Json number_of(double x) {
     return x;
 }
 
+double value_of(const SQLite::Column& value, const std::string& special) {
+    if (special == "nan") return std::nan("");
+    if (special == "inf") return HUGE_VAL;
+    if (special == "-inf") return -HUGE_VAL;
+    return value.getDouble();
+}
+
 double distance_percent(double x, double limit) { return 100 * (x - limit) / std::fabs(limit); }
 
 bool larger_is_better(const std::string& m) {
@@ -46,13 +46,12 @@ bool larger_is_better(const std::string& m) {
     return false;
 }
 
-std::vector<RunRow> runs_of(Store& store, const std::string& build) {
+std::vector<RunRow> runs_of(Store& store) {
     SQLite::Database& db = store.database();
     std::vector<RunRow> rows;
     SQLite::Statement s(
-        db, fmt::format("SELECT {} FROM run r JOIN build b ON b.id = r.build_id {} ORDER BY r.started, r.id",
-                        kRunColumns, build.empty() ? "" : "WHERE b.name = ?"));
-    if (!build.empty()) s.bind(1, build);
+        db,
+        fmt::format("SELECT {} FROM run r JOIN build b ON b.id = r.build_id ORDER BY r.started, r.id", kRunColumns));
     while (s.executeStep()) {
         RunRow row;
         int i = 0;
@@ -92,8 +91,6 @@ std::vector<RunRow> runs_of(Store& store, const std::string& build) {
         " WHERE attempt > 1) m ON m.run_id = r.run_id AND m.test_id = r.test_id WHERE EXISTS (SELECT 1 FROM result l"
         " WHERE l.run_id = r.run_id AND l.test_id = r.test_id AND l.attempt > r.attempt) GROUP BY r.run_id, r.verdict",
         add(-1));
-    each("SELECT run_id, COUNT(*) FROM expected GROUP BY run_id",
-         [](RunRow& row, SQLite::Statement& q) { row.expected = q.getColumn(1).getInt64(); });
     each(
         "SELECT e.run_id, COUNT(*) FROM expected e WHERE NOT EXISTS (SELECT 1 FROM result r WHERE r.run_id = e.run_id"
         " AND r.test_id = e.test_id) GROUP BY e.run_id",
@@ -158,8 +155,7 @@ void require_build(Store& store, const std::string& build) {
                              (known.empty() ? ", which has none" : ": " + known + ", .. ('#N' names a run)"));
 }
 
-std::vector<RunRow> runs_named(Store& store, const std::string& word) {
-    std::vector<RunRow> rows = runs_of(store);
+std::vector<RunRow> runs_named(Store& store, std::vector<RunRow> rows, const std::string& word) {
     if (!word.empty() && word[0] == '#') {
         const std::size_t all = rows.size();
         std::erase_if(rows, [&](const RunRow& row) { return "#" + std::to_string(row.id) != word; });

@@ -20,7 +20,6 @@ struct RunRow {
     std::int64_t id = 0, build_id = 0;
     Run run;
     bool finished = false;
-    std::int64_t expected = 0;
     std::int64_t counts[std::size(kVerdicts)] = {};  ///< in the order of kVerdicts
     std::int64_t collected = -1;                     ///< -1: not given, and then the sum
     bool counted = false;                            ///< a record gave counts
@@ -30,12 +29,12 @@ struct RunRow {
     std::int64_t sum() const;
 };
 
-/// Every run, in the order of their start, then of their numbers. `build` empty: of all builds.
-std::vector<RunRow> runs_of(Store& store, const std::string& build = "");
+/// Every run, in the order of their start, then of their numbers.
+std::vector<RunRow> runs_of(Store& store);
 /// Throws Error("build") that names some builds the ledger has.
 void require_build(Store& store, const std::string& build);
-/// The runs that a word names: a build, or "#N" a run's number. Throws Error("build").
-std::vector<RunRow> runs_named(Store& store, const std::string& word);
+/// Of all runs those that a word names: a build, or "#N" a run's number. Throws Error("build").
+std::vector<RunRow> runs_named(Store& store, std::vector<RunRow> rows, const std::string& word);
 
 struct Value {
     std::string tensor, name, source;
@@ -67,6 +66,8 @@ Json trend(Store& store, const std::string& pattern, const std::string& tensor, 
 /// that differ from the numbers; plans and buckets. "worse" says whether anything got worse.
 Json compare(Store& store, const std::string& a, const std::string& b);
 
+/// A measure's value as it is stored: a number, or a word for one that is none.
+double value_of(const SQLite::Column& value, const std::string& special);
 /// A measure's value for JSON: NaN and infinity are strings.
 Json number_of(double x);
 /// How far x is over (positive) or under its limit, in percent of the limit.

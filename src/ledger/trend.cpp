@@ -76,7 +76,7 @@ Json trend(Store& store, const std::string& pattern, const std::string& tensor, 
             double value = std::nan("");  // a crash and a hang have no number, and rank with NaN: worst
             if (!history.getColumn(5).isNull()) {
                 const std::string special = history.getColumn(7).getString();
-                value = special.empty() ? history.getColumn(6).getDouble() : special == "nan" ? std::nan("") : HUGE_VAL;
+                value = value_of(history.getColumn(6), special);
                 row["value"] = special.empty() ? Json(value) : Json(special);
                 if (const double nan = history.getColumn(11).isNull() ? 0 : history.getColumn(11).getDouble();
                     nan > 0) {
