@@ -282,6 +282,13 @@ TEST_F(LedgerTest, TheLastAttemptCountsAndCrashesStayInSight) {
     EXPECT_EQ(compared["changed"][0]["crashes"]["b_attempts"], 8);
 }
 
+TEST_F(LedgerTest, CountsBelowTheCasesAreFlagged) {
+    const std::string cases = write("c.csv", "build,started,case,verdict\na,2026-01-01,x,pass\na,2026-01-01,y,pass\n");
+    const std::string counts = write("n.csv", "build,started,passed\na,2026-01-01,1\n");
+    ASSERT_EQ(tool("ledger import '" + cases + "' '" + counts + "' --ledger '" + db_ + "'").code, 0);
+    EXPECT_EQ(ask("show")["runs"][0]["flags"][0], "pass: the record counts 1, its cases are 2");
+}
+
 TEST_F(LedgerTest, RunsOfOneLabelAreComparedTogether) {
     const std::string file = write("c.csv",
                                    "build,started,case,verdict\n"
@@ -439,6 +446,8 @@ TEST_F(LedgerTest, FilesThatAreNoLedgerStayAsTheyAre) {
     }
     const std::string good = read(db_);
     refused(write("truncated.db", good.substr(0, good.size() / 2)), "ledger");
+    refused(write("shorter.db", good.substr(0, good.size() - 1)), "no whole ledger");
+    refused(write("tiny.db", "x"), "no ledger");
     {
         SQLite::Database newer(db_, SQLite::OPEN_READWRITE);
         newer.exec("UPDATE ledger_meta SET value = '99' WHERE name = 'schema_version'");
