@@ -133,7 +133,7 @@ TEST_F(DecodeCli, BadFilesAreBadInput) {
          [](io::Bundle& b) { store_element(b.find("state_indices")->bytes.data(), Dtype::int32, 1, 4); }},
         {"state: given nothing",
          [](io::Bundle& b) { std::erase_if(b.tensors, [](auto& t) { return t.name == "state"; }); }},
-        {"metadata null_slot: given '1.5', expected a slot's number",
+        {"metadata null_slot: given '1.5', expected a whole number",
          [](io::Bundle& b) { b.metadata["null_slot"] = "1.5"; }},
         {"metadata pass: given 'sideways', expected forward or decode or packed",
          [](io::Bundle& b) { b.metadata["pass"] = "sideways"; }},

@@ -9,7 +9,7 @@ namespace tidegate {
 /// One forward call. B == 1 with cu_seqlens; else N = B.
 struct Forward : Inputs {
     Tensor initial_state;  ///< [N, HV, K, V] ([N, HV, V, K] with state_v_first); may be absent (zeros)
-    Tensor cu_seqlens;     ///< [N + 1] int32 or int64, from 0 to T, non-decreasing; absent: N = B sequences of T
+    Tensor cu_seqlens;  ///< [N + 1] int32 or int64 in tokens, from 0 to T, non-decreasing; absent: N = B sequences of T
 
     // Outputs, written by the call. Rows of `o` past T are left untouched.
     Tensor o;            ///< [B, >= T, HV, V]

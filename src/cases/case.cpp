@@ -41,6 +41,11 @@ bool is_strides(const std::string& text) { return text == "padded" || text == "i
 
 constexpr std::array kPasses{"forward", "decode", "packed"};
 
+bool decays(const RuleRow& rule) { return rule.decay != Decay::none; }
+bool erases(const RuleRow& rule) { return rule.erase != Width::one; }
+bool gated(const RuleRow& rule) { return decays(rule) || erases(rule); }
+bool householder(const RuleRow& rule) { return rule.householder; }
+
 constexpr std::array kKeys{
     Key{"lengths", is_anything, "L,L*n,...: packed sequences that add up to T, B = 1", Key::either, "forward"},
     Key{"same", is_one, "1: every sequence holds the same data"},
@@ -48,17 +53,18 @@ constexpr std::array kKeys{
     Key{"x", is_x, "ones | raw | alike: q = k = v = 1; keys not normalised; keys not normalised and nearly equal"},
     Key{"gate", is_gate,
         "zero | half-zero | const:X | spike:X | mild-spike:X | channel:X: log-decays instead of random ones",
-        Key::given},
-    Key{"beta", is_number, "X: constant beta", Key::given},
-    Key{"gates", is_logits, "logits: a, b, A_log, dt_bias instead of g, beta"},
-    Key{"form", is_bounded, "bounded: the bounded gate", Key::logits},
-    Key{"A_log", is_number, "X: constant A_log", Key::logits},
-    Key{"a", is_number, "X: constant a, dt_bias = 0", Key::logits},
-    Key{"b", is_b, "X | split:X: constant b; -X in even and +X in odd sequences", Key::logits},
-    Key{"neg", is_one, "1: beta = 2 sigmoid(b)", Key::logits},
-    Key{"params", is_dtype, "fp32 | bf16 | fp16: type of A_log and dt_bias", Key::logits},
-    Key{"gate_min", is_number, "X: g = max(g, X)"},
-    Key{"gb", is_dtype, "fp32 | bf16 | fp16: type of g and beta", Key::given},
+        Key::given, nullptr, decays},
+    Key{"beta", is_number, "X: constant beta (gdn2: erase and write)", Key::given, nullptr, erases},
+    Key{"gates", is_logits, "logits: a, b, A_log, dt_bias instead of g, beta", Key::either, nullptr, has_logits},
+    Key{"form", is_bounded, "bounded: the bounded gate", Key::logits, nullptr, decays},
+    Key{"A_log", is_number, "X: constant A_log", Key::logits, nullptr, decays},
+    Key{"a", is_number, "X: constant a, dt_bias = 0", Key::logits, nullptr, decays},
+    Key{"b", is_b, "X | split:X: constant b; -X in even and +X in odd sequences", Key::logits, nullptr, has_beta},
+    Key{"neg", is_one, "1: beta = 2 sigmoid(b)", Key::logits, nullptr, has_beta},
+    Key{"params", is_dtype, "fp32 | bf16 | fp16: type of A_log and dt_bias", Key::logits, nullptr, decays},
+    Key{"gate_min", is_number, "X: g = max(g, X)", Key::either, nullptr, decays},
+    Key{"gb", is_dtype, "fp32 | bf16 | fp16: type of g and beta, or of erase and write", Key::given, nullptr, gated},
+    Key{"householder", is_number, "n: Householder steps a token (default 2)", Key::either, nullptr, householder},
     Key{"l2norm", is_one, "1: q, k raw, normalised in the kernel"},
     Key{"scale", is_number, "X"},
     Key{"map", is_tiled, "tiled: head map"},
@@ -99,6 +105,12 @@ std::vector<std::string> split(const std::string& text, char by) {
     return parts;
 }
 
+const Key* key_named(const std::string& name) {
+    for (const Key& key : kKeys)
+        if (name == key.name) return &key;
+    return nullptr;
+}
+
 /// Parts 4 to the last but one, into the order of the table.
 void read_keys(const std::vector<std::string>& parts, Case& c) {
     for (std::size_t i = 4; i + 1 < parts.size(); ++i) {
@@ -110,19 +122,19 @@ void read_keys(const std::vector<std::string>& parts, Case& c) {
             throw Error("case", "case: given key '" + parts[i] + "', expected key=value with a key of " + known);
         }
         if (!c.key(name).empty()) throw Error("case", "case: given key '" + name + "' twice");
-        const Key& key = *std::find_if(kKeys.begin(), kKeys.end(), [&](const Key& k) { return name == k.name; });
+        const Key& key = *key_named(name);
         if (const std::string value = parts[i].substr(name.size() + 1); value.empty() || !key.fits(value))
             throw Error("case", "case: given " + parts[i] + ", expected " + name + " of " + key.values);
         c.keys.emplace_back(name, parts[i].substr(name.size() + 1));
     }
-    const auto place = [](const std::string& name) {
-        return std::find_if(kKeys.begin(), kKeys.end(), [&](const Key& k) { return name == k.name; });
-    };
     std::sort(c.keys.begin(), c.keys.end(),
-              [&](const auto& x, const auto& y) { return place(x.first) < place(y.first); });
+              [](const auto& x, const auto& y) { return key_named(x.first) < key_named(y.first); });
     const bool logits = c.key("gates") == "logits" || c.pass == "packed";
     for (const auto& [name, value] : c.keys) {
-        const Key& key = *place(name);
+        const Key& key = *key_named(name);
+        if (key.has != nullptr && !key.has(row_of(c.rule)))
+            throw Error("case", "case: given " + name + "=" + value + " with rule " + name_of(c.rule) +
+                                    ", expected it with a rule that has what it sets");
         if (key.passes != nullptr && std::string(key.passes).find(c.pass) == std::string::npos)
             throw Error("case", "case: given " + name + "=" + value + " with pass " + c.pass + ", expected it with " +
                                     key.passes);
@@ -165,6 +177,22 @@ std::vector<std::int64_t> numbers(const std::string& text, const std::string& wh
     if (text.empty()) return list;
     for (const std::string& part : split(text, ',')) list.push_back(number<std::int64_t>(part, where));
     return list;
+}
+
+bool takes(const RuleRow& rule, const std::string& tail) {
+    for (const std::string& part : split(tail, '/')) {
+        const Key* key = key_named(part.substr(0, part.find('=')));
+        if (key != nullptr && key->has != nullptr && !key->has(rule)) return false;
+    }
+    return true;
+}
+
+std::int64_t steps_of(const Case& c) {
+    if (!row_of(c.rule).householder) return 1;
+    if (c.key("householder").empty()) return 2;
+    const auto n = number<std::int64_t>(c.key("householder"), "householder");
+    if (n < 1 || n > 64) throw Error("case", "case: given householder=" + c.key("householder") + ", expected 1 to 64");
+    return n;
 }
 
 std::int64_t columns_of(const Case& c) {
@@ -226,6 +254,9 @@ Case parse(const std::string& id) {
         throw Error("case", "case: given H,HV = " + sizes[2] + "," + sizes[3] + ", expected HV % H == 0");
     read_keys(parts, c);
     c.seed = number<std::uint64_t>(parts.back(), "the seed");
+    if (c.pass == "packed" && !packs(row_of(c.rule)))
+        throw Error("case", std::string("case: given rule ") + name_of(c.rule) +
+                                " with pass packed, expected one that a packed row says all of");
     const std::vector<std::int64_t> lengths = lengths_of(c);
     std::int64_t sum = 0;
     for (const std::int64_t n : lengths) sum += n;
@@ -238,10 +269,10 @@ Case parse(const std::string& id) {
     const double states = c.pass == "forward" ? 2.0 * static_cast<double>(sequences)
                                               : static_cast<double>(pool_of(c)) +
                                                     (c.key("each") == "1" ? static_cast<double>(c.B * c.T) : 0.0);
-    const double elements =
-        static_cast<double>(c.B) * static_cast<double>(c.T) *
-            (2.0 * static_cast<double>(c.H * c.K) + static_cast<double>(c.HV) * static_cast<double>(c.K + 2 * c.V)) +
-        states * static_cast<double>(c.HV) * static_cast<double>(c.K * c.V);
+    const double elements = static_cast<double>(c.B) * static_cast<double>(c.T) * static_cast<double>(steps_of(c)) *
+                                (2.0 * static_cast<double>(c.H * c.K) +
+                                 static_cast<double>(c.HV) * static_cast<double>(4 * c.K + 3 * c.V)) +
+                            states * static_cast<double>(c.HV) * static_cast<double>(c.K * c.V);
     if (!(elements < 0x1p31))
         throw Error("case", "case: given sizes " + parts[3] + " of " + std::to_string(elements) +
                                 " elements, expected fewer than 2^31");

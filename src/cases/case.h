@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "io/bundle.h"
+#include "problem/rules.h"
 #include "tidegate/rule.h"
 
 namespace tidegate::cases {
@@ -32,11 +33,14 @@ struct Key {
     enum Needs { either, given, logits };
     const char* name;
     bool (*fits)(const std::string& value);
-    const char* values;            ///< for help and errors
-    Needs needs = either;          ///< whether it has a meaning without, or only with gates=logits
-    const char* passes = nullptr;  ///< that know it; nullptr: all
+    const char* values;                          ///< for help and errors
+    Needs needs = either;                        ///< whether it has a meaning without, or only with gates=logits
+    const char* passes = nullptr;                ///< that know it; nullptr: all
+    bool (*has)(const RuleRow& rule) = nullptr;  ///< rules that have what it sets; nullptr: all
 };
 std::span<const Key> keys();
+/// Whether the rule has all that the keys of an id's end (sizes/key=value.../seed) set.
+bool takes(const RuleRow& rule, const std::string& tail);
 
 /// Throws Error("case") that says which part is wrong.
 Case parse(const std::string& id);
@@ -48,6 +52,9 @@ std::string hash_of(std::string_view text);
 
 /// The passes that there are cases for.
 std::span<const char* const> passes();
+
+/// Householder steps a token: key `householder`, or 2 with a rule that has them.
+std::int64_t steps_of(const Case& c);
 
 /// Slots of a decode case's pool, and the columns of its state_indices (0: [B]).
 std::int64_t pool_of(const Case& c);

@@ -14,7 +14,25 @@
 namespace tidegate::cases {
 namespace {
 
-enum Stream : std::uint64_t { kQ = 1, kK, kV, kG, kBeta, kA, kB, kALog, kDtBias, kH0, kWhere, kCommon };
+enum Stream : std::uint64_t {
+    kQ = 1,
+    kK,
+    kV,
+    kG,
+    kBeta,
+    kA,
+    kB,
+    kALog,
+    kDtBias,
+    kH0,
+    kWhere,
+    kCommon,
+    kErase,
+    kWrite,
+    kRemoved,
+    kOther,
+    kEta
+};
 
 double value(const std::string& text) {
     if (text == "-inf") return -std::numeric_limits<double>::infinity();
@@ -29,14 +47,15 @@ double value(const std::string& text) {
     return x;
 }
 
-/// Where a packed or batched row stands: its sequence and its place in it.
+/// Where a packed or batched row stands: its sequence and its place in it, in tokens or in Householder steps.
 struct Row {
     std::uint64_t sequence, token;
 };
 
 class Generator {
 public:
-    explicit Generator(const Case& c) : c_(c), vector_gate_(row_of(c.rule).decay == Decay::vector) {
+    explicit Generator(const Case& c)
+        : c_(c), rule_(row_of(c.rule)), steps_(steps_of(c)), vector_gate_(rule_.decay == Decay::vector) {
         std::vector<std::int64_t> lengths = lengths_of(c);
         packed_ = !lengths.empty();
         if (!packed_) lengths.assign(static_cast<std::size_t>(c.B), c.T);
@@ -52,6 +71,9 @@ public:
             logits();
         else
             gates();
+        if (rule_.erase == Width::vector_k) tokens("erase", gate_dtype(), c_.HV, c_.K, strength(kErase));
+        if (rule_.write == Width::vector_v) tokens("write", gate_dtype(), c_.HV, c_.V, strength(kWrite));
+        if (!rule_.tied) low_rank();
         const std::string h0 = c_.key("h0");
         if (c_.pass != "forward")
             pool(h0.empty() ? 1 : value(h0));
@@ -70,9 +92,11 @@ public:
 private:
     using Fill = std::function<double(const Row&, std::int64_t head, std::int64_t channel)>;
 
-    /// [B, T, heads, channels], or [B, T, heads] when channels is 0; `fill` gives each element before rounding.
-    void tokens(const std::string& name, Dtype dtype, std::int64_t heads, std::int64_t channels, const Fill& fill) {
-        std::vector<std::int64_t> shape{c_.B, c_.T, heads};
+    /// [B, T steps, heads, channels], or [B, T steps, heads] when channels is 0; `fill` gives each element before
+    /// rounding.
+    void tokens(const std::string& name, Dtype dtype, std::int64_t heads, std::int64_t channels, const Fill& fill,
+                std::int64_t steps = 1) {
+        std::vector<std::int64_t> shape{c_.B, c_.T * steps, heads};
         if (channels > 0) shape.push_back(channels);
         const std::int64_t width = std::max<std::int64_t>(channels, 1);
         io::Array array(name, dtype, shape);
@@ -83,12 +107,14 @@ private:
         if (strides == "interleaved" && channels == 0) pad(array, 2, 1);
         const Tensor view = array.view();
         for (std::size_t r = 0; r < rows_.size(); ++r)
-            for (std::int64_t h = 0; h < heads; ++h)
-                for (std::int64_t i = 0; i < width; ++i) {
-                    const auto b = static_cast<std::int64_t>(r) / std::max<std::int64_t>(c_.T, 1);
-                    const auto t = static_cast<std::int64_t>(r) % std::max<std::int64_t>(c_.T, 1);
-                    store_element(view.data, dtype, offset_of(view, b, t, h) + i, fill(rows_[r], h, i));
-                }
+            for (std::int64_t s = 0; s < steps; ++s) {
+                const Row row{rows_[r].sequence,
+                              rows_[r].token * static_cast<std::uint64_t>(steps) + static_cast<std::uint64_t>(s)};
+                const std::int64_t b = static_cast<std::int64_t>(r) / c_.T, t = static_cast<std::int64_t>(r) % c_.T;
+                for (std::int64_t h = 0; h < heads; ++h)
+                    for (std::int64_t i = 0; i < width; ++i)
+                        store_element(view.data, dtype, offset_of(view, b, t * steps + s, h) + i, fill(row, h, i));
+            }
         out_.add(std::move(array));
     }
 
@@ -149,8 +175,8 @@ private:
         } else if (!x.empty())
             throw Error("case", "case: given x=" + x + ", expected ones, raw or alike");
         tokens("q", c_.dtype, c_.H, c_.K, q);
-        tokens("k", c_.dtype, c_.H, c_.K, k);
-        tokens("v", c_.dtype, c_.HV, c_.V, v);
+        tokens("k", c_.dtype, c_.H, c_.K, k, steps_);
+        tokens("v", c_.dtype, c_.HV, c_.V, v, steps_);
     }
 
     /// Log-uniform in (-2, -2^-9]: heads that remember and heads that forget, as trained models have both.
@@ -189,16 +215,31 @@ private:
 
     Dtype gate_dtype() const { return c_.key("gb").empty() ? Dtype::fp32 : dtype_from(c_.key("gb")); }
 
-    void gates() {
-        const Random random(c_.seed, kBeta);
-        Fill beta = [this, random](const Row& r, std::int64_t h, std::int64_t i) {
+    /// In [2^-4, 1), or constant by key `beta`.
+    Fill strength(Stream stream) const {
+        if (const std::string text = c_.key("beta"); !text.empty())
+            return [x = value(text)](const Row&, std::int64_t, std::int64_t) { return x; };
+        const Random random(c_.seed, stream);
+        return [this, random](const Row& r, std::int64_t h, std::int64_t i) {
             return 0x1p-4 + random.uniform(index(r, h, i)) * (1 - 0x1p-4);
         };
-        if (const std::string text = c_.key("beta"); !text.empty())
-            beta = [x = value(text)](const Row&, std::int64_t, std::int64_t) { return x; };
-        tokens("g", gate_dtype(), c_.HV, vector_gate_ ? c_.K : 0, gate());
-        tokens("beta", gate_dtype(), c_.HV, 0, beta);
-        out_.metadata["gates"] = "given";
+    }
+
+    void gates() {
+        if (rule_.decay != Decay::none) tokens("g", gate_dtype(), c_.HV, vector_gate_ ? c_.K : 0, gate());
+        if (has_beta(rule_)) tokens("beta", gate_dtype(), c_.HV, 0, strength(kBeta), steps_);
+        if (has_logits(rule_)) out_.metadata["gates"] = "given";
+    }
+
+    /// a = -u and b = eta o u + w / 4 of unit rows u, w and eta in [2^-4, 1): D + b a^T shrinks on average, and no
+    /// choice of a tied form equals it.
+    void low_rank() {
+        const Fill u = unit_rows(kRemoved), w = unit_rows(kOther), eta = strength(kEta);
+        tokens("lr_a", c_.dtype, c_.HV, c_.K,
+               [u](const Row& r, std::int64_t h, std::int64_t i) { return -u(r, h, i); });
+        tokens("lr_b", c_.dtype, c_.HV, c_.K, [u, w, eta](const Row& r, std::int64_t h, std::int64_t i) {
+            return eta(r, h, i) * u(r, h, i) + w(r, h, i) * 0.25;
+        });
     }
 
     void heads(const std::string& name, std::int64_t size, const std::function<double(std::uint64_t)>& fill) {
@@ -219,19 +260,20 @@ private:
             };
         else if (!fixed_b.empty())
             b = [x = value(fixed_b)](const Row&, std::int64_t, std::int64_t) { return x; };
-        tokens("a", c_.dtype, c_.HV, vector_gate_ ? c_.K : 0, a);
-        tokens("b", c_.dtype, c_.HV, 0, b);
+        if (rule_.decay != Decay::none) tokens("a", c_.dtype, c_.HV, vector_gate_ ? c_.K : 0, a);
+        if (has_beta(rule_)) tokens("b", c_.dtype, c_.HV, 0, b, steps_);
+        out_.metadata["gates"] = "logits";
+        if (c_.key("neg") == "1") out_.metadata["allow_neg_eigval"] = "1";
+        if (rule_.decay == Decay::none) return;
         const Random log_random(c_.seed, kALog), bias_random(c_.seed, kDtBias);
         heads("A_log", c_.HV,
               [&](std::uint64_t i) { return A_log.empty() ? log_random.uniform(i) * 2 - 1.5 : value(A_log); });
         heads("dt_bias", vector_gate_ ? c_.HV * c_.K : c_.HV,
               [&](std::uint64_t i) { return fixed_a.empty() ? bias_random.uniform(i) * 4 - 4 : 0; });
-        out_.metadata["gates"] = "logits";
         if (c_.key("form") == "bounded") {
             out_.metadata["gate_form"] = "bounded";
             out_.metadata["lower_bound"] = "-5";
         }
-        if (c_.key("neg") == "1") out_.metadata["allow_neg_eigval"] = "1";
     }
 
     void states(const std::string& name, std::int64_t N, Dtype dtype, double size) {
@@ -299,7 +341,7 @@ private:
             if (static_cast<double>(n) != sequence || rows_[r].token != static_cast<std::uint64_t>(lengths_[n] / 2))
                 continue;
             const std::int64_t at =
-                offset_of(v, static_cast<std::int64_t>(r) / c_.T, static_cast<std::int64_t>(r) % c_.T, 0);
+                offset_of(v, static_cast<std::int64_t>(r) / c_.T, static_cast<std::int64_t>(r) % c_.T * steps_, 0);
             store_element(v.data, v.dtype, at, nan ? std::nan("") : HUGE_VAL);
         }
     }
@@ -327,10 +369,13 @@ private:
                                                              {"state", "state_dtype"}, {"gate_min", "gate_min"}};
         for (const auto& [key, name] : plain)
             if (const std::string text = c_.key(key); !text.empty()) m[name] = text;
+        if (rule_.householder) m["n_householder"] = std::to_string(steps_);
         if (c_.pass != "forward") m.erase("state_dtype");  // the pool's own says it
     }
 
     const Case& c_;
+    const RuleRow& rule_;
+    std::int64_t steps_;
     bool vector_gate_;
     bool packed_ = false;
     std::vector<std::int64_t> lengths_;

@@ -7,15 +7,17 @@
 #include "problem/number.h"
 
 namespace tidegate::cases {
-namespace {
+namespace {}  // namespace
 
-constexpr const char* kByToken[] = {"q", "k", "v", "g", "beta", "a", "b"};
-
-bool by_token(const std::string& name) {
-    for (const char* n : kByToken)
-        if (name == n) return true;
-    return false;
+std::int64_t rows_a_token(const std::string& name, const NormalForm& form) {
+    for (const char* n : {"k", "v", "beta", "b"})
+        if (name == n) return form.steps;
+    for (const char* n : {"q", "g", "a", "erase", "write", "lr_a", "lr_b"})
+        if (name == n) return 1;
+    return 0;
 }
+
+namespace {
 
 /// Copies the elements of `from` that `to`'s shape has, index by index; the rest of `to` keeps its value.
 void copy_common(const Tensor& from, const Tensor& to) {
@@ -60,15 +62,15 @@ io::Bundle select_requests(const io::Bundle& request, const NormalForm& form, co
             out.add(array);
             continue;
         }
-        const bool tokens = by_token(array.name) && request.meta("pass") == "decode";
+        const std::int64_t tokens = request.meta("pass") == "decode" ? rows_a_token(array.name, form) : 0;
         std::vector<std::int64_t> shape = array.shape;
         shape[0] = B;
-        if (tokens) shape[1] = pieces[0].end - pieces[0].begin;
+        if (tokens > 0) shape[1] = (pieces[0].end - pieces[0].begin) * tokens;
         io::Array made(array.name, array.dtype, shape);
         for (std::int64_t i = 0; i < B; ++i) {
             const Piece& piece = pieces[static_cast<std::size_t>(i)];
             Tensor from = rows_of(array.view(), 0, piece.sequence, 1);
-            if (tokens) from = rows_of(from, 1, piece.begin, shape[1]);
+            if (tokens > 0) from = rows_of(from, 1, piece.begin * tokens, shape[1]);
             copy_common(from, rows_of(made.view(), 0, i, 1));
         }
         out.add(std::move(made));
@@ -112,16 +114,16 @@ io::Bundle select(const io::Bundle& request, const NormalForm& form, const std::
     for (const Piece& p : pieces) cu.push_back(tokens += p.end - p.begin);
     for (const io::Array& array : request.tensors) {
         const Tensor from = array.view();
-        if (by_token(array.name)) {
+        if (const std::int64_t rows = rows_a_token(array.name, form); rows > 0) {
             std::vector<std::int64_t> shape = array.shape;
             shape[0] = 1;
-            shape[1] = tokens;
+            shape[1] = tokens * rows;
             io::Array made(array.name, array.dtype, shape);
             for (std::size_t i = 0; i < pieces.size(); ++i) {
                 const Span s = form.sequence(pieces[i].sequence);
-                const std::int64_t count = pieces[i].end - pieces[i].begin;
-                copy_common(rows_of(rows_of(from, 0, s.batch, 1), 1, s.begin + pieces[i].begin, count),
-                            rows_of(made.view(), 1, cu[i], count));
+                const std::int64_t count = (pieces[i].end - pieces[i].begin) * rows;
+                copy_common(rows_of(rows_of(from, 0, s.batch, 1), 1, (s.begin + pieces[i].begin) * rows, count),
+                            rows_of(made.view(), 1, cu[i] * rows, count));
             }
             out.add(std::move(made));
         } else if (array.name == "initial_state") {
@@ -152,9 +154,10 @@ io::Bundle zero_pad(const io::Bundle& request, const NormalForm& form, std::int6
     for (const io::Array& array : request.tensors) {
         std::vector<std::int64_t> shape = array.shape;
         const std::string& n = array.name;
-        if (n == "q" || n == "k" || ((n == "g" || n == "a") && shape.size() == 4))
+        if (n == "q" || n == "k" || n == "erase" || n == "lr_a" || n == "lr_b" ||
+            ((n == "g" || n == "a") && shape.size() == 4))
             shape[3] = K;
-        else if (n == "v")
+        else if (n == "v" || n == "write")
             shape[3] = V;
         else if (n == "a" && shape.size() == 3 && form.gate.decay == Decay::vector)  // packed
             shape[2] = K;
@@ -195,9 +198,10 @@ void pack(io::Bundle& request) {
     };
     put(q, 0), put(k, keys), put(v, 2 * keys);
     for (const char* name : {"a", "b"}) {  // without the dimension of one token
-        io::Array& array = *request.find(name);
-        array.shape.erase(array.shape.begin() + 1);
-        if (!array.stride.empty()) array.stride.erase(array.stride.begin() + 1);
+        io::Array* const array = request.find(name);
+        if (array == nullptr) continue;
+        array->shape.erase(array->shape.begin() + 1);
+        if (!array->stride.empty()) array->stride.erase(array->stride.begin() + 1);
     }
     std::erase_if(request.tensors, [](const io::Array& t) { return t.name == "q" || t.name == "k" || t.name == "v"; });
     request.tensors.insert(request.tensors.begin(), std::move(mixed));

@@ -18,6 +18,9 @@ struct Piece {
 /// are the caller's to set.
 io::Bundle select(const io::Bundle& request, const NormalForm& form, const std::vector<Piece>& pieces);
 
+/// Rows a token of the input tensor called `name`; 0 if it is not by token.
+std::int64_t rows_a_token(const std::string& name, const NormalForm& form);
+
 /// K and V zero-padded; the scale is held, decays of new channels are 1.
 io::Bundle zero_pad(const io::Bundle& request, const NormalForm& form, std::int64_t K, std::int64_t V);
 

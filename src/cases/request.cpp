@@ -52,6 +52,10 @@ void each_input(P& p, const F& f) {
         f("v", p.v, nullptr);
         f("g", p.g, "given");
         f("beta", p.beta, "given");
+        f("erase", p.erase, nullptr);
+        f("write", p.write, nullptr);
+        f("lr_a", p.lr_a, nullptr);
+        f("lr_b", p.lr_b, nullptr);
     }
     f("a", p.a, "logits");
     f("b", p.b, "logits");
@@ -68,9 +72,17 @@ void each_input(P& p, const F& f) {
 }
 constexpr const char* kOthers[] = {"do", "dht"};  // of other passes, legal in a forward request
 
+std::optional<std::int64_t> whole(const io::Bundle& request, const std::string& key) {
+    const std::optional<double> x = number(request, key);
+    if (!x) return std::nullopt;
+    if (*x != std::floor(*x) || std::fabs(*x) > 0x1p52) bad(key, request.meta(key), "a whole number");
+    return static_cast<std::int64_t>(*x);
+}
+
 void options(const io::Bundle& request, bool logits, Inputs& p) {
     p.rule = rule_from(request.meta("rule"));
     p.scale = number(request, "scale");
+    p.n_householder = whole(request, "n_householder").value_or(1);
     p.qk_l2norm = choice(request, "qk_l2norm", {"0", "1"}) == 1;
     p.gate_form = choice(request, "gate_form", {"softplus", "bounded"}) == 1 ? GateForm::bounded : GateForm::softplus;
     p.lower_bound = number(request, "lower_bound").value_or(p.lower_bound);
@@ -80,13 +92,6 @@ void options(const io::Bundle& request, bool logits, Inputs& p) {
     p.head_map = choice(request, "head_map", {"grouped", "tiled"}) == 1 ? HeadMap::tiled : HeadMap::grouped;
     p.state_v_first = choice(request, "state_layout", {"kv", "vk"}) == 1;
     p.check_values = true;
-}
-
-std::optional<std::int64_t> null_slot(const io::Bundle& request) {
-    const std::optional<double> x = number(request, "null_slot");
-    if (!x) return std::nullopt;
-    if (*x != std::floor(*x) || std::fabs(*x) > 0x1p52) bad("null_slot", request.meta("null_slot"), "a slot's number");
-    return static_cast<std::int64_t>(*x);
 }
 
 /// Extents of a request's answer. Throws where the inputs that give them are misshapen.
@@ -103,8 +108,8 @@ Sizes sizes_of(const Problem& problem) {
     if (p.q.rank != 4 || p.v.rank != 4) check(problem, true);  // throws, and says which
     const auto* forward = std::get_if<Forward>(&problem);
     const bool packed = forward != nullptr && forward->cu_seqlens.present();
-    return {p.v.shape[0], p.v.shape[1], p.v.shape[2],
-            p.v.shape[3], p.q.shape[3], packed ? forward->cu_seqlens.shape[0] - 1 : p.v.shape[0],
+    return {p.q.shape[0], p.q.shape[1], p.v.shape[2],
+            p.v.shape[3], p.q.shape[3], packed ? forward->cu_seqlens.shape[0] - 1 : p.q.shape[0],
             p.v.dtype};
 }
 
@@ -127,7 +132,7 @@ Problem bind(const io::Bundle& request) {
             });
             using P = std::decay_t<decltype(p)>;
             if constexpr (!std::is_same_v<P, Forward>) {
-                p.null_slot = null_slot(request);
+                p.null_slot = whole(request, "null_slot");
                 if (const std::string type = request.meta("state_dtype");
                     !type.empty() && p.state.present() && type != name_of(p.state.dtype))
                     bad("state_dtype", type, std::string(name_of(p.state.dtype)) + ", the type of the pool");
@@ -174,7 +179,8 @@ std::vector<Tensor*> tensors_of(Problem& problem) {
     std::vector<Tensor*> all;
     std::visit(
         [&](auto& p) {
-            all = {&p.q, &p.k, &p.v, &p.g, &p.beta, &p.a, &p.b, &p.A_log, &p.dt_bias, &p.o};
+            all = {&p.q,     &p.k,     &p.v,    &p.g,    &p.beta,  &p.a,       &p.b,
+                   &p.erase, &p.write, &p.lr_a, &p.lr_b, &p.A_log, &p.dt_bias, &p.o};
             const auto add = [&all](std::initializer_list<Tensor*> more) { all.insert(all.end(), more); };
             using P = std::decay_t<decltype(p)>;
             if constexpr (std::is_same_v<P, Forward>) {
@@ -321,18 +327,21 @@ void validate(const io::Bundle& request, bool allow_nan) {
     // A file may hold both kinds of gates, and upstream gradients: what this call does not use must be sound too.
     io::Bundle other = request;
     other.metadata["gates"] = request.meta("gates", "given") == "given" ? "logits" : "given";
-    const bool both = other.metadata["gates"] == "given"
-                          ? request.find("g") != nullptr && request.find("beta") != nullptr
-                          : request.find("a") != nullptr && request.find("b") != nullptr;
+    const RuleRow& row = row_of(inputs_of(problem).rule);
+    const auto holds = [&](const char* gate, const char* strength) {
+        return (row.decay == Decay::none || request.find(gate) != nullptr) &&
+               (!has_beta(row) || request.find(strength) != nullptr);
+    };
+    const bool both = has_logits(row) && (other.metadata["gates"] == "given" ? holds("g", "beta") : holds("a", "b"));
     if (both && request.meta("pass", "forward") != "packed") {
         Problem also = bind(other);
         attach_answer(also);
         inputs_of(also).allow_neg_eigval = false;
         check(also, true);
     }
-    if (const io::Array* d = request.find("do"); d != nullptr && d->shape != request.find("v")->shape)
-        throw Error("do",
-                    "do: given shape " + shape_text(d->view()) + ", expected v's " + shape_text(inputs_of(problem).v));
+    const std::vector<std::int64_t> o = outputs_of(request)[0].shape;
+    if (const io::Array* d = request.find("do"); d != nullptr && d->shape != o)
+        throw Error("do", "do: given shape " + shape_text(d->view()) + ", expected o's");
     if (allow_nan) return;
     for (const auto& [name, t] : inputs) {
         if (!t.present() || !is_float(t.dtype)) continue;

@@ -206,9 +206,11 @@ std::vector<Case> suite(const std::string& name, const Filter& filter) {
     for (const RuleRow& row : rules())
         for (const Dtype dtype : {Dtype::fp32, Dtype::bf16, Dtype::fp16}) {
             if ((filter.rule && *filter.rule != row.rule) || (filter.dtype && *filter.dtype != dtype)) continue;
+            if (filter.pass == "packed" && !packs(row)) continue;
             const bool vector = row.decay == Decay::vector;
             for (const std::string& tail : filter.pass == "forward" ? tails_of(name, dtype, vector)
                                                                     : decode_tails(name, filter.pass, dtype, vector)) {
+                if (!takes(row, tail)) continue;
                 const Case c = parse(std::string(row.name) + "/" + filter.pass + "/" + name_of(dtype) + "/" + tail);
                 if (seen.insert(id_of(c)).second) cases.push_back(c);
             }

@@ -80,12 +80,13 @@ bool grouped_heads(const NormalForm& nf) { return nf.key_heads > 1 && nf.value_h
 bool packed(const NormalForm& nf) { return nf.cu_seqlens.present() && nf.sequences > 1 && nf.tokens > 0; }
 bool strengths(const NormalForm& nf) { return any(nf) && nf.tied && nf.erase.kind != StrengthKind::one; }
 bool decays(const NormalForm& nf) { return any(nf) && nf.gate.decay != Decay::none; }
-bool tied_decays(const NormalForm& nf) { return decays(nf) && nf.tied; }
+bool decays_in_steps(const NormalForm& nf) { return decays(nf) && nf.steps > 1; }
 bool decays_twice(const NormalForm& nf) { return two_tokens(nf) && nf.gate.decay != Decay::none; }
 bool scaled(const NormalForm& nf) { return any(nf) && nf.scale != 1; }
 bool two_chunks(const NormalForm& nf) { return longest(nf) > reference::kResetChunk; }
 
 void error_before_decay(NormalForm&, Policy& policy) { policy.mistake = Mistake::error_before_decay; }
+void decay_each_step(NormalForm&, Policy& policy) { policy.mistake = Mistake::decay_each_step; }
 void read_before_write(NormalForm&, Policy& policy) { policy.mistake = Mistake::read_before_write; }
 void chunk_reset(NormalForm&, Policy& policy) { policy.mistake = Mistake::chunk_reset; }
 void bf16_state(NormalForm&, Policy& policy) { policy.state = Dtype::bf16; }
@@ -135,7 +136,10 @@ constexpr std::array kTable{
     row("null-slot-ignored", "the null slot is read and written", null_named, null_slot_ignored, false),
     row("accepted-off-by-one", "the start slot is one column late", accepts, accepted_off_by_one, false),
     row("pool-bf16", "states are read from a bf16 pool", wide_pool, pool_bf16, true),
-    row("error-before-decay", "the error term reads the state before decay", tied_decays, error_before_decay, false),
+    row("error-before-decay", "the error term reads the state before decay (dplr, rwkv7: after it)", decays,
+        error_before_decay, false),
+    row("decay-each-step", "every Householder step decays, not only a token's first", decays_in_steps, decay_each_step,
+        false),
     row("no-decay", "the gate is ignored", decays, no_decay, false),
     row("beta-one", "beta is ignored", strengths, beta_one, false),
     row("missing-scale", "scale is ignored", scaled, missing_scale, false),

@@ -42,29 +42,35 @@ void unpack_request(const NormalForm& nf, io::Bundle& request) {
 void materialise_gates(const NormalForm& nf, io::Bundle& request) {
     const bool packed = request.meta("pass") == "packed";
     if (request.meta("gates", "given") != "logits" && !packed) return;
-    const std::int64_t channels = nf.gate.decay == Decay::vector ? nf.K : 0;
-    std::vector<std::int64_t> shape{nf.batch, nf.tokens, nf.value_heads};
-    io::Array beta("beta", Dtype::fp32, shape);
-    if (channels > 0) shape.push_back(channels);
-    io::Array g("g", Dtype::fp32, shape);
-    std::int64_t at = 0, i = 0;
-    for (std::int64_t b = 0; b < nf.batch; ++b)
-        for (std::int64_t t = 0; t < nf.tokens; ++t)
-            for (std::int64_t h = 0; h < nf.value_heads; ++h) {
-                store_element(beta.bytes.data(), beta.dtype, at++, load_strength<double>(nf.erase, b, t, h, 0));
-                for (std::int64_t c = 0; c < std::max<std::int64_t>(channels, 1); ++c)
-                    store_element(g.bytes.data(), g.dtype, i++, load_gate<double>(nf.gate, b, t, h, c));
-            }
+    std::vector<io::Array> made;
+    const auto of_heads = [&](const char* name, std::int64_t rows, std::int64_t channels, const auto& value) {
+        std::vector<std::int64_t> shape{nf.batch, rows, nf.value_heads};
+        if (channels > 0) shape.push_back(channels);
+        io::Array array(name, Dtype::fp32, shape);
+        std::int64_t at = 0;
+        for (std::int64_t b = 0; b < nf.batch; ++b)
+            for (std::int64_t t = 0; t < rows; ++t)
+                for (std::int64_t h = 0; h < nf.value_heads; ++h)
+                    for (std::int64_t c = 0; c < std::max<std::int64_t>(channels, 1); ++c)
+                        store_element(array.bytes.data(), array.dtype, at++, value(b, t, h, c));
+        made.push_back(std::move(array));
+    };
+    if (nf.gate.decay != Decay::none)
+        of_heads("g", nf.tokens, nf.gate.decay == Decay::vector ? nf.K : 0,
+                 [&](auto b, auto t, auto h, auto c) { return load_gate<double>(nf.gate, b, t, h, c); });
+    if (nf.erase.kind != StrengthKind::one && !nf.erase.vector)
+        of_heads("beta", nf.tokens * nf.steps, 0,
+                 [&](auto b, auto t, auto h, auto c) { return load_strength<double>(nf.erase, b, t, h, c); });
     if (packed) unpack_request(nf, request);
-    request.add(std::move(g));
-    request.add(std::move(beta));
+    for (io::Array& array : made) request.add(std::move(array));
     request.metadata["gates"] = "given";
     request.metadata.erase("allow_neg_eigval");
 }
 
 void beta_bf16(const NormalForm& nf, io::Bundle& request) {
     materialise_gates(nf, request);
-    round_all(*request.find("beta"), Dtype::bf16);
+    for (const char* name : {"beta", "erase", "write"})
+        if (io::Array* array = request.find(name)) round_all(*array, Dtype::bf16);
 }
 
 void gate_bf16(const NormalForm& nf, io::Bundle& request) {

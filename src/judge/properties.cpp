@@ -200,10 +200,11 @@ private:
         const NormalForm form = cases::form_of(cases::bind(changed));
         for (io::Array& array : changed.tensors) {
             const Tensor t = array.view();
-            if (t.rank < 3 || array.name == "initial_state" || array.name == "state") continue;
+            const std::int64_t rows = cases::rows_a_token(array.name, form);
+            if (t.rank < 3 || rows == 0) continue;
             for (std::int64_t n = 0; n < form.sequences; ++n) {
                 const Span s = form.sequence(n);
-                for (std::int64_t r = s.begin + cut; r < s.end; ++r)
+                for (std::int64_t r = (s.begin + cut) * rows; r < s.end * rows; ++r)
                     for (std::int64_t h = 0; h < t.shape[2]; ++h)
                         for (std::int64_t i = 0; i < (t.rank == 4 ? t.shape[3] : 1); ++i) {
                             // Halved and a little moved: still a gate <= 0, a strength, a direction.

@@ -17,17 +17,21 @@ using checks::Use;
 
 /// Every tensor of Inputs, in the order of its declaration, then the operation's own.
 template <std::size_t N>
-std::array<Named, 9 + N> tensors_of(const Inputs& p, const std::array<Named, N>& own) {
-    std::array<Named, 9 + N> all{{{"q", &p.q, Use::input},
-                                  {"k", &p.k, Use::input},
-                                  {"v", &p.v, Use::input},
-                                  {"g", &p.g, Use::input},
-                                  {"beta", &p.beta, Use::input},
-                                  {"a", &p.a, Use::input},
-                                  {"b", &p.b, Use::input},
-                                  {"A_log", &p.A_log, Use::input},
-                                  {"dt_bias", &p.dt_bias, Use::input}}};
-    std::copy(own.begin(), own.end(), all.begin() + 9);
+std::array<Named, 13 + N> tensors_of(const Inputs& p, const std::array<Named, N>& own) {
+    std::array<Named, 13 + N> all{{{"q", &p.q, Use::input},
+                                   {"k", &p.k, Use::input},
+                                   {"v", &p.v, Use::input},
+                                   {"g", &p.g, Use::input},
+                                   {"beta", &p.beta, Use::input},
+                                   {"erase", &p.erase, Use::input},
+                                   {"write", &p.write, Use::input},
+                                   {"lr_a", &p.lr_a, Use::input},
+                                   {"lr_b", &p.lr_b, Use::input},
+                                   {"a", &p.a, Use::input},
+                                   {"b", &p.b, Use::input},
+                                   {"A_log", &p.A_log, Use::input},
+                                   {"dt_bias", &p.dt_bias, Use::input}}};
+    std::copy(own.begin(), own.end(), all.begin() + 13);
     return all;
 }
 
@@ -155,7 +159,8 @@ Decode unpack(const PackedDecode& p) {
                          {"state", &p.state, Use::output},
                          {"o", &p.o, Use::output}};
     checks::sane(own);
-    const bool vector = row_of(p.rule).decay == Decay::vector;
+    const RuleRow& row = row_of(p.rule);
+    if (!packs(row)) fail("rule", row.name, "one that a packed row says all of: deltanet, gdn or kda");
     require("state", p.state, "[P, HV, K, V]");
     if (p.state.rank != 4) fail("state", "shape " + shape_text(p.state), "[P, HV, K, V]");
     const std::int64_t HV = p.state.shape[1], K = p.state.shape[p.state_v_first ? 3 : 2],
@@ -173,9 +178,9 @@ Decode unpack(const PackedDecode& p) {
     checks::shape("mixed_qkv", p.mixed_qkv, "[B, 2 H K + HV V]", {B, width}, true);
     if (p.state_indices.present() && p.state_indices.rank != 1)
         fail("state_indices", "shape " + shape_text(p.state_indices), "[B]");
-    if (vector)
+    if (row.decay == Decay::vector)
         checks::shape("a", p.a, "[B, HV, K]", {B, HV, K}, true);
-    else
+    else if (row.decay == Decay::scalar)
         checks::shape("a", p.a, "[B, HV]", {B, HV}, false);
     checks::shape("b", p.b, "[B, HV]", {B, HV}, false);
 
@@ -200,7 +205,7 @@ Decode unpack(const PackedDecode& p) {
     d.q = part(0, H, K);
     d.k = part(H * K, H, K);
     d.v = part(2 * H * K, HV, V);
-    d.a = one_token(p.a);
+    if (p.a.present()) d.a = one_token(p.a);
     d.b = one_token(p.b);
     d.state = p.state;
     d.state_indices = p.state_indices;

@@ -25,8 +25,22 @@ void float_type(const char* name, const Tensor& t, bool allow_fp64) {
         fail(name, name_of(t.dtype), allow_fp64 ? "fp32, bf16, fp16 or fp64" : "fp32, bf16 or fp16");
 }
 
+/// Gates and strengths: those that the rule has, each once, and no others.
 void gates(const Inputs& p, const RuleRow& row, const Extents& e) {
-    const std::int64_t B = e.B, T = e.T, K = e.K, HV = e.HV;  // clang 14 captures no structured bindings
+    const std::int64_t B = e.B, T = e.T, K = e.K, HV = e.HV, V = e.V,
+                       R = e.T * e.n;  // clang 14: no structured bindings
+    const std::pair<const char*, std::pair<const Tensor*, bool>> optional[] = {
+        {"g", {&p.g, row.decay != Decay::none}},
+        {"a", {&p.a, row.decay != Decay::none}},
+        {"beta", {&p.beta, has_beta(row)}},
+        {"b", {&p.b, has_beta(row)}},
+        {"erase", {&p.erase, row.erase == Width::vector_k}},
+        {"write", {&p.write, row.write == Width::vector_v}},
+        {"lr_a", {&p.lr_a, !row.tied}},
+        {"lr_b", {&p.lr_b, !row.tied}}};
+    for (const auto& [name, use] : optional)
+        if (use.first->present() && !use.second)
+            fail(name, std::string("it with rule ") + row.name, "none: the rule has no " + std::string(name));
     const auto gate_shape = [&](const char* name, const Tensor& t) {
         if (row.decay == Decay::vector)
             shape(name, t, "[B, T, HV, K]", {B, T, HV, K}, true);
@@ -45,16 +59,24 @@ void gates(const Inputs& p, const RuleRow& row, const Extents& e) {
                 shape("dt_bias", p.dt_bias, "[HV]", {HV}, false);
         }
     } else {
-        if (!p.g.present())
-            fail("g", "neither g nor a", row.decay == Decay::vector ? "g [B, T, HV, K]" : "g [B, T, HV]");
-        gate_shape("g", p.g);
+        if (row.decay != Decay::none) {
+            if (!p.g.present())
+                fail("g", "neither g nor a", row.decay == Decay::vector ? "g [B, T, HV, K]" : "g [B, T, HV]");
+            gate_shape("g", p.g);
+        }
         if (p.A_log.present()) fail("A_log", "A_log without a", "a with A_log, or g alone");
         if (p.dt_bias.present()) fail("dt_bias", "dt_bias without a", "a with A_log and dt_bias, or g alone");
     }
-    if (p.b.present())
-        shape("b", p.b, "[B, T, HV]", {B, T, HV}, false);
-    else
-        shape("beta", p.beta, "[B, T, HV]", {B, T, HV}, false);
+    const char* const rows = row.householder ? "[B, T n, HV]" : "[B, T, HV]";
+    if (has_beta(row) && p.b.present())
+        shape("b", p.b, rows, {B, R, HV}, false);
+    else if (has_beta(row))
+        shape("beta", p.beta, rows, {B, R, HV}, false);
+    if (row.erase == Width::vector_k) shape("erase", p.erase, "[B, T, HV, K]", {B, T, HV, K}, true);
+    if (row.write == Width::vector_v) shape("write", p.write, "[B, T, HV, V]", {B, T, HV, V}, true);
+    if (row.tied) return;
+    shape("lr_a", p.lr_a, "[B, T, HV, K]", {B, T, HV, K}, true);
+    shape("lr_b", p.lr_b, "[B, T, HV, K]", {B, T, HV, K}, true);
 }
 
 void options(const Inputs& p) {
@@ -228,14 +250,19 @@ Extents inputs(const Inputs& p) {
     if (p.q.rank != 4) fail("q", "shape " + shape_text(p.q), "[B, T, H, K]");
     require("v", p.v, "[B, T, HV, V]");
     if (p.v.rank != 4) fail("v", "shape " + shape_text(p.v), "[B, T, HV, V]");
-    const Extents e{p.q.shape[0], p.q.shape[1], p.q.shape[2], p.q.shape[3], p.v.shape[2], p.v.shape[3]};
+    const std::int64_t n = p.n_householder;
+    if (n < 1 || n > kMostSteps || (n > 1 && !row.householder))
+        fail("n_householder", std::to_string(n),
+             row.householder ? "1 to " + std::to_string(kMostSteps) + " steps a token"
+                             : "1 with rule " + std::string(row.name));
+    const Extents e{p.q.shape[0], p.q.shape[1], p.q.shape[2], p.q.shape[3], p.v.shape[2], p.v.shape[3], n};
     if (e.B < 1 || e.T < 0 || e.H < 1 || e.K < 1) fail("q", "shape " + shape_text(p.q), "B, H, K >= 1 and T >= 0");
     if (e.HV < 1 || e.V < 1) fail("v", "shape " + shape_text(p.v), "HV, V >= 1");
     if (e.HV % e.H != 0)
         fail("v", "HV = " + std::to_string(e.HV) + " value heads", "a multiple of q's H = " + std::to_string(e.H));
     shape("q", p.q, "[B, T, H, K]", {e.B, e.T, e.H, e.K}, true);
-    shape("k", p.k, "[B, T, H, K]", {e.B, e.T, e.H, e.K}, true);
-    shape("v", p.v, "[B, T, HV, V]", {e.B, e.T, e.HV, e.V}, true);
+    shape("k", p.k, row.householder ? "[B, T n, H, K]" : "[B, T, H, K]", {e.B, e.T * n, e.H, e.K}, true);
+    shape("v", p.v, row.householder ? "[B, T n, HV, V]" : "[B, T, HV, V]", {e.B, e.T * n, e.HV, e.V}, true);
     gates(p, row, e);
     return e;
 }

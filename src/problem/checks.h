@@ -19,8 +19,9 @@ struct Named {
 };
 
 struct Extents {
-    std::int64_t B, T, H, K, HV, V;
+    std::int64_t B, T, H, K, HV, V, n;  ///< n: Householder steps a token
 };
+inline constexpr std::int64_t kMostSteps = 64;
 
 [[noreturn]] void fail(const std::string& name, const std::string& given, const std::string& expected);
 

@@ -105,8 +105,9 @@ struct Step {
             a.resize(K), b.resize(K);
     }
 
-    /// `token` counts in rows of q; `step` < nf.steps.
-    void load(const NormalForm& nf, std::int64_t batch, std::int64_t token, std::int64_t head, std::int64_t step) {
+    /// `token` counts in rows of q; `step` < nf.steps. `each`: the token's decay in every step, not only in the first.
+    void load(const NormalForm& nf, std::int64_t batch, std::int64_t token, std::int64_t head, std::int64_t step,
+              bool each = false) {
         const std::int64_t row = token * nf.steps + step, hk = nf.key_head(head);
         load_row(nf.q, offset_of(nf.q, batch, token, hk), nf.qk_l2norm, q);
         load_row(nf.k, offset_of(nf.k, batch, row, hk), nf.qk_l2norm, k);
@@ -116,7 +117,7 @@ struct Step {
                    load_as<R>(nf.v, v_at + static_cast<std::int64_t>(j));
         const bool per_channel = nf.gate.decay == Decay::vector;
         for (std::size_t i = 0; i < g.size(); ++i)
-            g[i] = step > 0                ? R(0)
+            g[i] = step > 0 && !each       ? R(0)
                    : i > 0 && !per_channel ? g[0]
                                            : load_gate<R>(nf.gate, batch, token, head, static_cast<std::int64_t>(i));
         if (nf.tied) {

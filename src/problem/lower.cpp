@@ -8,10 +8,16 @@
 namespace tidegate {
 namespace {
 
-StrengthSource strength(Width width, const Inputs& p) {
+/// `own`: the tensor of a strength that is no beta.
+StrengthSource strength(Width width, const Inputs& p, const Tensor& own) {
     StrengthSource s;
     if (width == Width::one) return s;
     s.vector = width != Width::scalar;
+    if (s.vector) {
+        s.x = own;
+        s.kind = StrengthKind::given;
+        return s;
+    }
     const bool logits = p.b.present();
     s.x = logits ? p.b : p.beta;
     s.kind = !logits ? StrengthKind::given : p.allow_neg_eigval ? StrengthKind::twice_sigmoid : StrengthKind::sigmoid;
@@ -58,6 +64,7 @@ NormalForm lower_inputs(const Inputs& p) {
     nf.K = p.q.shape[3];
     nf.value_heads = p.v.shape[2];
     nf.V = p.v.shape[3];
+    nf.steps = p.n_householder;
     nf.tied = row.tied;
     nf.head_map = p.head_map;
     nf.qk_l2norm = p.qk_l2norm;
@@ -65,9 +72,11 @@ NormalForm lower_inputs(const Inputs& p) {
     nf.q = p.q;
     nf.k = p.k;
     nf.v = p.v;
+    nf.a = p.lr_a;
+    nf.b = p.lr_b;
     nf.gate = gate(row, p, nf.K);
-    nf.erase = strength(row.erase, p);
-    nf.write = strength(row.write, p);
+    nf.erase = strength(row.erase, p, p.erase);
+    nf.write = strength(row.write, p, p.write);
     return nf;
 }
 

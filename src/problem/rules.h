@@ -14,15 +14,23 @@ enum class Width { one, scalar, vector_k, vector_v };
 struct RuleRow {
     Rule rule;
     const char* name;
-    Decay decay;      ///< of `g` or `a`
-    bool tied;        ///< a = -D (e o k), b = k, value w o v; else `lr_a`, `lr_b` are given
-    Width erase;      ///< e; `scalar` is beta
-    Width write;      ///< w; `scalar` is beta
-    bool unit_scale;  ///< scale defaults to 1 instead of K^-0.5
+    Decay decay;       ///< of `g` or `a`
+    bool tied;         ///< a = -D (e o k), b = k, value w o v; else `lr_a`, `lr_b` are given
+    Width erase;       ///< e; `scalar` is beta
+    Width write;       ///< w; `scalar` is beta
+    bool householder;  ///< several steps a token
+    bool unit_scale;   ///< scale defaults to 1 instead of K^-0.5
     const char* formula;
 };
 
 std::span<const RuleRow> rules();
 const RuleRow& row_of(Rule rule);
+
+/// Whether the rule has `beta` (or its logits).
+inline bool has_beta(const RuleRow& row) { return row.erase == Width::scalar || row.write == Width::scalar; }
+/// Whether logits can stand for its gates or strengths.
+inline bool has_logits(const RuleRow& row) { return row.decay != Decay::none || has_beta(row); }
+/// Whether a packed row of q, k, v and a row of logits say all of a token.
+inline bool packs(const RuleRow& row) { return has_beta(row) && !row.householder; }
 
 }  // namespace tidegate

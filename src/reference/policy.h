@@ -9,7 +9,13 @@
 namespace tidegate::reference {
 
 /// Mistakes that only the recurrence itself can make; others are edits of the normal form (src/faults).
-enum class Mistake { none, error_before_decay, read_before_write, chunk_reset };
+enum class Mistake {
+    none,
+    error_before_decay,  ///< what a step reads of the state: before its decay where after is right, or the reverse
+    decay_each_step,     ///< a token's decay in every Householder step
+    read_before_write,
+    chunk_reset
+};
 
 struct Policy {
     Dtype operand = Dtype::fp64;  ///< what the chunked form's products read; fp64: as computed

@@ -61,8 +61,10 @@ struct Token {
             for (std::size_t i = 0; i < s.k.size(); ++i)
                 for (std::size_t j = 0; j < V; ++j) S[i * V + j] += s.k[i] * (s.v[j] - p[j]);
         } else {
-            add_read(s.a, S, p);
+            const bool late = policy.mistake == Mistake::error_before_decay;
+            if (!late) add_read(s.a, S, p);
             decay(S);
+            if (late) add_read(s.a, S, p);
             for (std::size_t i = 0; i < s.k.size(); ++i)
                 for (std::size_t j = 0; j < V; ++j) S[i * V + j] += s.b[i] * p[j] + s.k[i] * s.v[j];
         }
@@ -70,7 +72,7 @@ struct Token {
             for (Real& x : S) x = static_cast<Real>(round_to(static_cast<double>(x), policy.state));
     }
 
-    /// Absolute values of the terms of the update that follows, given the state before it.
+    /// Absolute values of the terms of the update that follows, given the state before it (or its own magnitude).
     std::vector<Real> magnitude(const std::vector<Real>& before) {
         std::vector<Real> S = absolute(before), read(p.size(), Real(0));
         if (!nf.tied) add_read(absolute(s.a), S, read);
@@ -108,9 +110,9 @@ void sequence(const NormalForm& nf, const Policy& policy, std::int64_t n, std::i
         if (policy.mistake == Mistake::chunk_reset && t > span.begin && (t - span.begin) % kResetChunk == 0)
             std::fill(S.begin(), S.end(), Real(0));
         for (std::int64_t step = 0; step < nf.steps; ++step) {
-            token.s.load(nf, span.batch, t, h, step);
+            token.s.load(nf, span.batch, t, h, step, policy.mistake == Mistake::decay_each_step);
             if (policy.mistake == Mistake::read_before_write && step == 0) read(token.s.q, S, out.o);
-            if (mag != nullptr) M = token.magnitude(S);
+            if (mag != nullptr) M = token.magnitude(step == 0 ? S : M);
             token.update(S);
         }
         if (policy.mistake != Mistake::read_before_write) read(token.s.q, S, out.o);
