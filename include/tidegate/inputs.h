@@ -23,20 +23,20 @@ struct Inputs {
     Tensor q;        ///< [B, T, H, K]
     Tensor k;        ///< [B, T n, H, K]: the Householder steps of a token side by side
     Tensor v;        ///< [B, T n, HV, V]
-    Tensor g;        ///< gdn, gdp [B, T, HV]; kda, gdn2, dplr [B, T, HV, K]: natural log of the decay, <= 0;
+    Tensor g;        ///< gdn, gdp [B, T, HV]; kda, gdn2, dplr, rwkv7 [B, T, HV, K]: natural log of the decay, <= 0;
                      ///< or `a` with `A_log`; deltanet and iplr have none
     Tensor beta;     ///< deltanet, gdn, kda, gdp [B, T n, HV]; or `b`
     Tensor erase;    ///< gdn2 [B, T, HV, K]: erase gate
     Tensor write;    ///< gdn2 [B, T, HV, V]: write gate
-    Tensor lr_a;     ///< dplr, iplr [B, T, HV, K]: a of the formula; acts on the state before its decay
-    Tensor lr_b;     ///< dplr, iplr [B, T, HV, K]: b of the formula
+    Tensor lr_a;     ///< dplr, iplr, rwkv7 [B, T, HV, K]: a of the formula; acts on the state before its decay
+    Tensor lr_b;     ///< dplr, iplr, rwkv7 [B, T, HV, K]: b of the formula
     Tensor a;        ///< shape of g: raw gate logits, absent when `g` is given
     Tensor b;        ///< shape of beta: raw beta logits, absent when `beta` is given
     Tensor A_log;    ///< [HV], with `a`
     Tensor dt_bias;  ///< [HV], or [HV * K] where g has channels, with `a`; may be absent (zeros)
 
     std::int64_t n_householder = 1;           ///< gdp: steps a token, >= 1; decay acts in the first, o reads the last
-    std::optional<double> scale;              ///< default K^-0.5
+    std::optional<double> scale;              ///< default K^-0.5; rwkv7: 1
     bool qk_l2norm = false;                   ///< x / sqrt(sum x^2 + 1e-6) on q and k
     GateForm gate_form = GateForm::softplus;  ///< with `a`: -exp(A_log) softplus(a + dt_bias), or
                                               ///< lower_bound sigmoid(exp(A_log) (a + dt_bias))

@@ -5,7 +5,7 @@
 
 namespace tidegate {
 
-enum class Rule { deltanet, gdn, kda, gdn2, gdp, dplr, iplr };
+enum class Rule { deltanet, gdn, kda, gdn2, gdp, dplr, iplr, rwkv7 };
 
 const char* name_of(Rule rule);
 /// Throws Error("rule") that lists the known names.

@@ -22,6 +22,8 @@ constexpr std::array kRules{
             "S = D S + lr_b (lr_a^T S) + k v^T: diagonal plus low rank"},
     RuleRow{Rule::iplr, "iplr", Decay::none, false, Width::one, Width::one, false, false,
             "S = S + lr_b (lr_a^T S) + k v^T: identity plus low rank"},
+    RuleRow{Rule::rwkv7, "rwkv7", Decay::vector, false, Width::one, Width::one, false, true,
+            "S = D S + lr_b (lr_a^T S) + k v^T, scale 1; lr_a = -kk, lr_b = kk o eta (RWKV-7, arXiv:2503.14456)"},
 };
 
 }  // namespace
