@@ -11,6 +11,7 @@ namespace tidegate {
 struct Options {
     int threads = 0;         ///< CPU; 0: every core of the machine
     void* stream = nullptr;  ///< CUDA: the cudaStream_t that a call is put on; calls return before they are done
+    std::int64_t memory_limit = 0;  ///< backward on the CPU: bytes it may allocate; 0: no limit
 };
 
 /// `arithmetic` holds all that can change a bit; it follows from rule, K, V, dtypes, gate kind and the machine's
@@ -32,6 +33,8 @@ struct Plan {
         std::int64_t tasks = 0;            ///< independent pieces of work a round
         std::int64_t slice_v = 0;          ///< state columns a task
         std::int64_t workspace_bytes = 0;  ///< all the call allocates
+        std::int64_t spacing = 0;          ///< backward: rows between checkpoints of the state
+        double extra_flop = 0;             ///< backward: share that recomputing states twice adds
     } schedule;
 
     std::string text() const;  ///< two lines, one a part

@@ -1,6 +1,7 @@
 // Everything public.
 #pragma once
 
+#include "tidegate/backward.h"
 #include "tidegate/decode.h"
 #include "tidegate/error.h"
 #include "tidegate/forward.h"

@@ -39,7 +39,7 @@ bool is_tiled(const std::string& text) { return text == "tiled"; }
 bool is_vk(const std::string& text) { return text == "vk"; }
 bool is_strides(const std::string& text) { return text == "padded" || text == "interleaved"; }
 
-constexpr std::array kPasses{"forward", "decode", "packed"};
+constexpr std::array kPasses{"forward", "backward", "decode", "packed"};
 
 bool decays(const RuleRow& rule) { return rule.decay != Decay::none; }
 bool erases(const RuleRow& rule) { return rule.erase != Width::one; }
@@ -47,9 +47,10 @@ bool gated(const RuleRow& rule) { return decays(rule) || erases(rule); }
 bool householder(const RuleRow& rule) { return rule.householder; }
 
 constexpr std::array kKeys{
-    Key{"lengths", is_anything, "L,L*n,...: packed sequences that add up to T, B = 1", Key::either, "forward"},
+    Key{"lengths", is_anything, "L,L*n,...: packed sequences that add up to T, B = 1", Key::either, "forward backward"},
     Key{"same", is_one, "1: every sequence holds the same data"},
     Key{"h0", is_number, "X: initial state, normal times X (decode: always there, X = 1)"},
+    Key{"dht", is_number, "X: gradient of the final state, normal times X", Key::either, "backward"},
     Key{"x", is_x, "ones | raw | alike: q = k = v = 1; keys not normalised; keys not normalised and nearly equal"},
     Key{"gate", is_gate,
         "zero | half-zero | const:X | spike:X | mild-spike:X | channel:X: log-decays instead of random ones",
@@ -69,8 +70,9 @@ constexpr std::array kKeys{
     Key{"scale", is_number, "X"},
     Key{"map", is_tiled, "tiled: head map"},
     Key{"layout", is_vk, "vk: state as [N, HV, V, K]"},
-    Key{"state", is_dtype, "bf16 | fp16: type of the final state or of the pool"},
-    Key{"out", is_dtype, "fp32 | bf16 | fp16: type of o"},
+    Key{"state", is_dtype, "bf16 | fp16: type of the final state or of the pool", Key::either,
+        "forward decode packed"},
+    Key{"out", is_dtype, "fp32 | bf16 | fp16: type of o, or of do"},
     Key{"strides", is_strides,
         "padded | interleaved: gaps of 1e30 behind every head (decode: slot, row of the batch); g and beta inside one "
         "buffer"},
@@ -145,7 +147,7 @@ void read_keys(const std::vector<std::string>& parts, Case& c) {
 }
 
 /// What only decode cases have: one list entry a request, slots in the pool.
-void decodes(const Case& c) {
+void slots(const Case& c) {
     const auto sized = [&c](const char* key) {
         const auto n = static_cast<std::int64_t>(numbers(c.key(key), key).size());
         if (!c.key(key).empty() && n != c.B)
@@ -179,10 +181,14 @@ std::vector<std::int64_t> numbers(const std::string& text, const std::string& wh
     return list;
 }
 
-bool takes(const RuleRow& rule, const std::string& tail) {
+bool decodes(const Case& c) { return c.pass == "decode" || c.pass == "packed"; }
+
+bool takes(const RuleRow& rule, const std::string& pass, const std::string& tail) {
     for (const std::string& part : split(tail, '/')) {
         const Key* key = key_named(part.substr(0, part.find('=')));
-        if (key != nullptr && key->has != nullptr && !key->has(rule)) return false;
+        if (key == nullptr) continue;
+        if (key->has != nullptr && !key->has(rule)) return false;
+        if (key->passes != nullptr && std::string(key->passes).find(pass) == std::string::npos) return false;
     }
     return true;
 }
@@ -265,8 +271,8 @@ Case parse(const std::string& id) {
         if (const std::string n = c.key(name); !n.empty() && number<std::int64_t>(n, name) >= sequences)
             throw Error("case", std::string("case: given ") + name + "=" + n + ", expected a sequence below " +
                                     std::to_string(sequences));
-    if (c.pass != "forward") decodes(c);
-    const double states = c.pass == "forward" ? 2.0 * static_cast<double>(sequences)
+    if (decodes(c)) slots(c);
+    const double states = !decodes(c) ? 2.0 * static_cast<double>(sequences)
                                               : static_cast<double>(pool_of(c)) +
                                                     (c.key("each") == "1" ? static_cast<double>(c.B * c.T) : 0.0);
     const double elements = static_cast<double>(c.B) * static_cast<double>(c.T) * static_cast<double>(steps_of(c)) *

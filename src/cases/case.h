@@ -39,8 +39,8 @@ struct Key {
     bool (*has)(const RuleRow& rule) = nullptr;  ///< rules that have what it sets; nullptr: all
 };
 std::span<const Key> keys();
-/// Whether the rule has all that the keys of an id's end (sizes/key=value.../seed) set.
-bool takes(const RuleRow& rule, const std::string& tail);
+/// Whether rule and pass have all that the keys of an id's end (sizes/key=value.../seed) set.
+bool takes(const RuleRow& rule, const std::string& pass, const std::string& tail);
 
 /// Throws Error("case") that says which part is wrong.
 Case parse(const std::string& id);
@@ -49,6 +49,9 @@ std::string id_of(const Case& c);
 std::string hash_of(const Case& c);
 /// xxh3 of bytes, 16 hex digits.
 std::string hash_of(std::string_view text);
+
+/// Whether the pass works on a pool of states.
+bool decodes(const Case& c);
 
 /// The passes that there are cases for.
 std::span<const char* const> passes();

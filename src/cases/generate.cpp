@@ -31,7 +31,9 @@ enum Stream : std::uint64_t {
     kWrite,
     kRemoved,
     kOther,
-    kEta
+    kEta,
+    kDo,
+    kDht
 };
 
 double value(const std::string& text) {
@@ -75,10 +77,16 @@ public:
         if (rule_.write == Width::vector_v) tokens("write", gate_dtype(), c_.HV, c_.V, strength(kWrite));
         if (!rule_.tied) low_rank();
         const std::string h0 = c_.key("h0");
-        if (c_.pass != "forward")
+        const auto N = static_cast<std::int64_t>(lengths_.size());
+        if (decodes(c_))
             pool(h0.empty() ? 1 : value(h0));
         else if (!h0.empty())
-            states("initial_state", static_cast<std::int64_t>(lengths_.size()), Dtype::fp32, value(h0));
+            states("initial_state", N, Dtype::fp32, value(h0), kH0);
+        if (c_.pass == "backward") {
+            tokens("do", c_.key("out").empty() ? c_.dtype : dtype_from(c_.key("out")), c_.HV, c_.V, normal(kDo));
+            if (const std::string dht = c_.key("dht"); !dht.empty())
+                states("dht", N, Dtype::fp32, value(dht), kDht);
+        }
         for (const char* bad : {"nan", "inf"})
             if (const std::string n = c_.key(bad); !n.empty()) poison(value(n), std::string(bad) == "nan");
         if (packed_) cu_seqlens();
@@ -102,7 +110,7 @@ private:
         io::Array array(name, dtype, shape);
         const std::string strides = c_.key("strides");
         // Decode: every other row of the batch, as a view of a larger buffer has it.
-        const std::int64_t every = c_.pass == "forward" ? 1 : 2;
+        const std::int64_t every = decodes(c_) ? 2 : 1;
         if (strides == "padded" && channels > 0) pad(array, channels + 5, every);
         if (strides == "interleaved" && channels == 0) pad(array, 2, 1);
         const Tensor view = array.view();
@@ -210,7 +218,7 @@ private:
                 return at_middle(r) ? x : random.uniform(index(r, h, i)) * -0x1p-7;
             };
         if (kind == "channel") return [x](const Row&, std::int64_t, std::int64_t i) { return i == 0 ? x : -0x1p-4; };
-        throw Error("case", "case: given gate=" + text + ", expected " + keys()[4].values);
+        throw Error("case", "case: given gate=" + text + ", expected another kind");
     }
 
     Dtype gate_dtype() const { return c_.key("gb").empty() ? Dtype::fp32 : dtype_from(c_.key("gb")); }
@@ -276,10 +284,10 @@ private:
         }
     }
 
-    void states(const std::string& name, std::int64_t N, Dtype dtype, double size) {
+    void states(const std::string& name, std::int64_t N, Dtype dtype, double size, Stream stream) {
         const bool vk = c_.key("layout") == "vk";
         io::Array array(name, dtype, {N, c_.HV, vk ? c_.V : c_.K, vk ? c_.K : c_.V});
-        const Random random(c_.seed, kH0);
+        const Random random(c_.seed, stream);
         std::int64_t i = 0;
         for (std::int64_t n = 0; n < N; ++n)
             for (std::int64_t h = 0; h < c_.HV; ++h)
@@ -299,7 +307,7 @@ private:
     /// Slots from the pool's last one down, so that none is its request's own number by chance.
     void pool(double size) {
         const std::int64_t P = pool_of(c_), W = columns_of(c_);
-        states("state", P, c_.key("state").empty() ? Dtype::fp32 : dtype_from(c_.key("state")), size);
+        states("state", P, c_.key("state").empty() ? Dtype::fp32 : dtype_from(c_.key("state")), size, kH0);
         if (c_.key("strides") == "padded") outer_gap(*out_.find("state"), 7);
         const std::vector<std::int64_t> slots = numbers(c_.key("slots"), "slots");
         io::Array indices("state_indices", Dtype::int32, {c_.B});
@@ -370,7 +378,8 @@ private:
         for (const auto& [key, name] : plain)
             if (const std::string text = c_.key(key); !text.empty()) m[name] = text;
         if (rule_.householder) m["n_householder"] = std::to_string(steps_);
-        if (c_.pass != "forward") m.erase("state_dtype");  // the pool's own says it
+        if (c_.pass != "forward") m.erase("state_dtype");  // the pool's own says it; a gradient is its input's
+        if (c_.pass == "backward") m.erase("out_dtype");
     }
 
     const Case& c_;

@@ -12,7 +12,7 @@ namespace {}  // namespace
 std::int64_t rows_a_token(const std::string& name, const NormalForm& form) {
     for (const char* n : {"k", "v", "beta", "b"})
         if (name == n) return form.steps;
-    for (const char* n : {"q", "g", "a", "erase", "write", "lr_a", "lr_b"})
+    for (const char* n : {"q", "g", "a", "erase", "write", "lr_a", "lr_b", "do"})
         if (name == n) return 1;
     return 0;
 }
@@ -126,7 +126,7 @@ io::Bundle select(const io::Bundle& request, const NormalForm& form, const std::
                             rows_of(made.view(), 1, cu[i] * rows, count));
             }
             out.add(std::move(made));
-        } else if (array.name == "initial_state") {
+        } else if (array.name == "initial_state" || array.name == "dht") {
             std::vector<std::int64_t> shape = array.shape;
             shape[0] = static_cast<std::int64_t>(pieces.size());
             io::Array made(array.name, array.dtype, shape);
@@ -157,11 +157,11 @@ io::Bundle zero_pad(const io::Bundle& request, const NormalForm& form, std::int6
         if (n == "q" || n == "k" || n == "erase" || n == "lr_a" || n == "lr_b" ||
             ((n == "g" || n == "a") && shape.size() == 4))
             shape[3] = K;
-        else if (n == "v" || n == "write")
+        else if (n == "v" || n == "write" || n == "do")
             shape[3] = V;
         else if (n == "a" && shape.size() == 3 && form.gate.decay == Decay::vector)  // packed
             shape[2] = K;
-        else if (n == "initial_state" || n == "state")
+        else if (n == "initial_state" || n == "state" || n == "dht")
             shape[2] = vk ? V : K, shape[3] = vk ? K : V;
         io::Array made(n, array.dtype, shape);
         if (n == "dt_bias" && form.gate.decay == Decay::vector) {  // [HV * K] is [HV, K]

@@ -38,7 +38,8 @@ std::size_t choice(const io::Bundle& request, const std::string& key, std::initi
     bad(key, text, known);
 }
 
-constexpr const char* kPasses[] = {"forward", "decode", "packed"};
+template <class P>
+inline constexpr bool kPrefill = std::is_same_v<P, Forward> || std::is_same_v<P, Backward>;
 
 /// Calls f(name, tensor, the only value of metadata `gates` under which it is read or nullptr) for every input.
 template <class P, class F>
@@ -61,9 +62,13 @@ void each_input(P& p, const F& f) {
     f("b", p.b, "logits");
     f("A_log", p.A_log, "logits");
     f("dt_bias", p.dt_bias, "logits");
-    if constexpr (std::is_same_v<T, Forward>) {
+    if constexpr (kPrefill<T>) {
         f("initial_state", p.initial_state, nullptr);
         f("cu_seqlens", p.cu_seqlens, nullptr);
+        if constexpr (std::is_same_v<T, Backward>) {
+            f("do", p.d_o, nullptr);
+            f("dht", p.dht, nullptr);
+        }
     } else {
         f("state", p.state, nullptr);
         f("state_indices", p.state_indices, nullptr);
@@ -94,6 +99,12 @@ void options(const io::Bundle& request, bool logits, Inputs& p) {
     p.check_values = true;
 }
 
+Tensor cu_seqlens_of(const Problem& problem) {
+    if (const auto* forward = std::get_if<Forward>(&problem)) return forward->cu_seqlens;
+    if (const auto* backward = std::get_if<Backward>(&problem)) return backward->cu_seqlens;
+    return {};
+}
+
 /// Extents of a request's answer. Throws where the inputs that give them are misshapen.
 struct Sizes {
     std::int64_t B, T, HV, V, K, N;
@@ -106,10 +117,9 @@ Sizes sizes_of(const Problem& problem) {
     }
     const Inputs& p = inputs_of(problem);
     if (p.q.rank != 4 || p.v.rank != 4) check(problem, true);  // throws, and says which
-    const auto* forward = std::get_if<Forward>(&problem);
-    const bool packed = forward != nullptr && forward->cu_seqlens.present();
+    const Tensor cu = cu_seqlens_of(problem);
     return {p.q.shape[0], p.q.shape[1], p.v.shape[2],
-            p.v.shape[3], p.q.shape[3], packed ? forward->cu_seqlens.shape[0] - 1 : p.q.shape[0],
+            p.v.shape[3], p.q.shape[3], cu.present() ? cu.shape[0] - 1 : p.q.shape[0],
             p.v.dtype};
 }
 
@@ -118,10 +128,23 @@ Sizes sizes_of(const Problem& problem) {
 Problem bind(const io::Bundle& request) {
     if (const std::string protocol = request.meta("protocol", "1"); protocol != "1") bad("protocol", protocol, "1");
     if (request.meta("rule").empty()) throw Error("rule", "metadata rule: given nothing, expected a rule's name");
-    const std::size_t pass = choice(request, "pass", {kPasses[0], kPasses[1], kPasses[2]});
-    const bool logits =
-        pass == 2 ? choice(request, "gates", {"logits"}) == 0 : choice(request, "gates", {"given", "logits"}) == 1;
-    Problem problem = pass == 0 ? Problem(Forward()) : pass == 1 ? Problem(Decode()) : Problem(PackedDecode());
+    Problem problem;
+    switch (choice(request, "pass", {"forward", "backward", "decode", "packed"})) {
+        case 1:
+            problem = Backward();
+            break;
+        case 2:
+            problem = Decode();
+            break;
+        case 3:
+            problem = PackedDecode();
+            break;
+        default:
+            break;
+    }
+    const bool logits = std::holds_alternative<PackedDecode>(problem)
+                            ? choice(request, "gates", {"logits"}) == 0
+                            : choice(request, "gates", {"given", "logits"}) == 1;
     options(request, logits, inputs_of(problem));
     std::visit(
         [&](auto& p) {
@@ -131,7 +154,7 @@ Problem bind(const io::Bundle& request) {
                     tensor = array->view();
             });
             using P = std::decay_t<decltype(p)>;
-            if constexpr (!std::is_same_v<P, Forward>) {
+            if constexpr (!kPrefill<P>) {
                 p.null_slot = whole(request, "null_slot");
                 if (const std::string type = request.meta("state_dtype");
                     !type.empty() && p.state.present() && type != name_of(p.state.dtype))
@@ -156,12 +179,15 @@ const Inputs& inputs_of(const Problem& problem) {
 
 namespace {
 const Forward& plain(const Forward& p) { return p; }
+const Backward& plain(const Backward& p) { return p; }
 const Decode& plain(const Decode& p) { return p; }
 Decode plain(const PackedDecode& p) { return unpack(p); }
+NormalForm form(NormalForm nf) { return nf; }
+NormalForm form(const BackwardForm& f) { return f.nf; }
 }  // namespace
 
 NormalForm form_of(const Problem& problem) {
-    return std::visit([](const auto& p) { return lower(plain(p)); }, problem);
+    return std::visit([](const auto& p) { return form(lower(plain(p))); }, problem);
 }
 void check(const Problem& problem, bool allow_fp64) {
     std::visit([&](const auto& p) { tidegate::check(plain(p), allow_fp64); }, problem);
@@ -171,6 +197,7 @@ Plan plan_of(const Problem& problem, const Options& options) {
 }
 void run(const Problem& problem, const Options& options) {
     if (const auto* p = std::get_if<Forward>(&problem)) return forward(*p, options);
+    if (const auto* p = std::get_if<Backward>(&problem)) return backward(*p, options);
     if (const auto* p = std::get_if<Decode>(&problem)) return decode(*p, options);
     packed_decode(std::get<PackedDecode>(problem), options);
 }
@@ -180,13 +207,16 @@ std::vector<Tensor*> tensors_of(Problem& problem) {
     std::visit(
         [&](auto& p) {
             all = {&p.q,     &p.k,     &p.v,    &p.g,    &p.beta,  &p.a,       &p.b,
-                   &p.erase, &p.write, &p.lr_a, &p.lr_b, &p.A_log, &p.dt_bias, &p.o};
+                   &p.erase, &p.write, &p.lr_a, &p.lr_b, &p.A_log, &p.dt_bias};
             const auto add = [&all](std::initializer_list<Tensor*> more) { all.insert(all.end(), more); };
             using P = std::decay_t<decltype(p)>;
             if constexpr (std::is_same_v<P, Forward>) {
-                add({&p.initial_state, &p.cu_seqlens, &p.final_state});
+                add({&p.o, &p.initial_state, &p.cu_seqlens, &p.final_state});
+            } else if constexpr (std::is_same_v<P, Backward>) {
+                add({&p.initial_state, &p.cu_seqlens, &p.d_o, &p.dht});
+                for (const GradientRow& row : gradients()) add({&(p.*row.gradient)});
             } else {
-                add({&p.state, &p.state_indices});
+                add({&p.o, &p.state, &p.state_indices});
                 if constexpr (std::is_same_v<P, Decode>)
                     add({&p.num_accepted, &p.state_tokens});
                 else
@@ -200,7 +230,8 @@ std::vector<Tensor*> tensors_of(Problem& problem) {
 std::vector<OutputSpec> outputs_of(const io::Bundle& request) {
     const Problem problem = bind(request);
     const Sizes s = sizes_of(problem);
-    const bool decodes = !std::holds_alternative<Forward>(problem), vk = inputs_of(problem).state_v_first;
+    const bool decodes = std::holds_alternative<Decode>(problem) || std::holds_alternative<PackedDecode>(problem);
+    const bool vk = inputs_of(problem).state_v_first;
     const std::vector<std::int64_t> state{s.HV, vk ? s.V : s.K, vk ? s.K : s.V};
     const auto states = [&state](std::vector<std::int64_t> first) {
         first.insert(first.end(), state.begin(), state.end());
@@ -219,6 +250,17 @@ std::vector<OutputSpec> outputs_of(const io::Bundle& request) {
     if (s.N < 0 || !(elements < 0x1p40))
         throw Error("v", "v: given shape " + shape_text(inputs_of(problem).v) +
                              ", expected an answer of fewer than 2^40 elements");
+    if (const auto* p = std::get_if<Backward>(&problem)) {
+        std::vector<OutputSpec> specs;
+        for (const GradientRow& row : gradients()) {
+            const Tensor& input = p->*row.input;
+            if (row.role == Role::h0)
+                specs.push_back({row.name, input.present() ? input.dtype : Dtype::fp32, states({s.N})});
+            else if (input.present())
+                specs.push_back({row.name, input.dtype, {input.shape.begin(), input.shape.begin() + input.rank}});
+        }
+        return specs;
+    }
     const Dtype out = dtype_from(request.meta("out_dtype", name_of(s.dtype)));
     std::vector<OutputSpec> specs{{"o", out, {s.B, s.T, s.HV, s.V}}};
     if (!decodes) {
@@ -247,19 +289,41 @@ io::Bundle empty_answer(const io::Bundle& request) {
     return answer;
 }
 
-void attach(Problem& problem, io::Bundle& answer) {
-    const Tensor o = answer.find("o")->view();
-    if (auto* p = std::get_if<Forward>(&problem)) {
-        p->o = o;
-        p->final_state = answer.find("final_state")->view();
-    } else if (auto* d = std::get_if<Decode>(&problem)) {
-        d->o = o;
-        d->state = answer.find("state")->view();
-        if (const io::Array* tokens = answer.find("state_tokens")) d->state_tokens = tokens->view();
+void attach(Problem& problem, const std::function<Tensor(const std::string&)>& find) {
+    if (auto* backward = std::get_if<Backward>(&problem)) {
+        for (const GradientRow& row : gradients()) backward->*row.gradient = find(row.name);
+    } else if (auto* forward = std::get_if<Forward>(&problem)) {
+        forward->o = find("o");
+        forward->final_state = find("final_state");
+    } else if (auto* decode = std::get_if<Decode>(&problem)) {
+        decode->o = find("o");
+        decode->state = find("state");
+        decode->state_tokens = find("state_tokens");
     } else {
         auto& packed = std::get<PackedDecode>(problem);
-        packed.o = o;
-        packed.state = answer.find("state")->view();
+        packed.o = find("o");
+        packed.state = find("state");
+    }
+}
+
+void attach(Problem& problem, io::Bundle& answer) {
+    attach(problem, [&answer](const std::string& name) {
+        const io::Array* array = answer.find(name);
+        return array != nullptr ? array->view() : Tensor();
+    });
+}
+
+void widen(io::Bundle& request, Dtype dtype) {
+    for (io::Array& array : request.tensors) {
+        if (!is_float(array.dtype) || bytes_of(array.dtype) != 2 || array.dtype == dtype) continue;
+        if (bytes_of(dtype) == 2)
+            throw Error("dtype", std::string("dtype: given ") + name_of(dtype) + " for " + array.name + " in " +
+                                     name_of(array.dtype) + ", expected a type that holds its values");
+        io::Array wide(array.name, dtype, array.shape);
+        const io::Array dense = row_major(array);
+        for (std::int64_t i = 0; i < dense.size(); ++i)
+            store_element(wide.bytes.data(), dtype, i, load_element(dense.bytes.data(), array.dtype, i));
+        array = std::move(wide);
     }
 }
 
@@ -314,9 +378,8 @@ void validate(const io::Bundle& request, bool allow_nan) {
     io::Bundle answer;
     const auto attach_answer = [&](Problem& to) {
         const Inputs& p = inputs_of(to);
-        const auto* f = std::get_if<Forward>(&to);
-        const bool lengths =
-            f == nullptr || !f->cu_seqlens.present() || (f->cu_seqlens.rank == 1 && f->cu_seqlens.shape[0] >= 2);
+        const Tensor cu = cu_seqlens_of(to);
+        const bool lengths = !cu.present() || (cu.rank == 1 && cu.shape[0] >= 2);
         if (std::holds_alternative<PackedDecode>(to) || (p.q.rank == 4 && p.v.rank == 4 && lengths)) {
             answer = empty_answer(request);
             attach(to, answer);
@@ -339,8 +402,7 @@ void validate(const io::Bundle& request, bool allow_nan) {
         inputs_of(also).allow_neg_eigval = false;
         check(also, true);
     }
-    const std::vector<std::int64_t> o = outputs_of(request)[0].shape;
-    if (const io::Array* d = request.find("do"); d != nullptr && d->shape != o)
+    if (const io::Array* d = request.find("do"); forward && d != nullptr && d->shape != outputs_of(request)[0].shape)
         throw Error("do", "do: given shape " + shape_text(d->view()) + ", expected o's");
     if (allow_nan) return;
     for (const auto& [name, t] : inputs) {

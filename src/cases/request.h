@@ -1,15 +1,16 @@
 // Requests: from a bundle with docs/protocol.md's names to the library's problem, and what its answer must hold.
 #pragma once
 
+#include <functional>
 #include <variant>
 
 #include "io/bundle.h"
-#include "problem/normal_form.h"
+#include "problem/gradients.h"
 
 namespace tidegate::cases {
 
 /// What a request asks for, by its pass.
-using Problem = std::variant<Forward, Decode, PackedDecode>;
+using Problem = std::variant<Forward, Backward, Decode, PackedDecode>;
 
 struct OutputSpec {
     std::string name;
@@ -30,13 +31,14 @@ std::vector<Tensor*> tensors_of(Problem& problem);
 void run(const Problem& problem, const Options& options);
 Plan plan_of(const Problem& problem, const Options& options);
 
-/// Tensors that an answer to `request` holds, in order: o, then states.
+/// Tensors that an answer to `request` holds, in order: o, then states; or gradients, each of its input's type.
 std::vector<OutputSpec> outputs_of(const io::Bundle& request);
 
 /// As outputs_of() says, row-major: zeros, and the request's pool.
 io::Bundle empty_answer(const io::Bundle& request);
 
-/// Points the problem's outputs into `answer`.
+/// Points the problem's outputs at what `find` gives for their names, or into `answer`.
+void attach(Problem& problem, const std::function<Tensor(const std::string&)>& find);
 void attach(Problem& problem, io::Bundle& answer);
 
 /// Metadata keys that mean nothing to us: legal, but perhaps a misspelt option.
@@ -45,6 +47,9 @@ std::vector<std::string> unknown_metadata(const io::Bundle& request);
 /// All that is checked before anything runs: names, metadata, shapes, types, cu_seqlens, slots, g > 0, and NaN or inf
 /// unless `allow_nan`. Throws Error.
 void validate(const io::Bundle& request, bool allow_nan);
+
+/// Every float tensor of 16 bits in `dtype`. Throws Error("dtype") where that would round.
+void widen(io::Bundle& request, Dtype dtype);
 
 /// A copy of a tensor, row-major.
 io::Array row_major(const io::Array& array);

@@ -189,6 +189,15 @@ Tails tails_of(const std::string& name, Dtype dtype, bool vector) {
     return all;
 }
 
+/// Of a pass. Backward has forward's, with a gradient of the final state where there is an initial one.
+Tails tails_of(const std::string& name, const std::string& pass, Dtype dtype, bool vector) {
+    if (pass == "decode" || pass == "packed") return decode_tails(name, pass, dtype, vector);
+    Tails list = tails_of(name, dtype, vector);
+    for (std::string& tail : list)
+        if (pass == "backward" && tail.find("/h0=") != std::string::npos) tail.insert(tail.find('/'), "/dht=1");
+    return list;
+}
+
 }  // namespace
 
 std::span<const Suite> suites() { return kSuites; }
@@ -208,9 +217,8 @@ std::vector<Case> suite(const std::string& name, const Filter& filter) {
             if ((filter.rule && *filter.rule != row.rule) || (filter.dtype && *filter.dtype != dtype)) continue;
             if (filter.pass == "packed" && !packs(row)) continue;
             const bool vector = row.decay == Decay::vector;
-            for (const std::string& tail : filter.pass == "forward" ? tails_of(name, dtype, vector)
-                                                                    : decode_tails(name, filter.pass, dtype, vector)) {
-                if (!takes(row, tail)) continue;
+            for (const std::string& tail : tails_of(name, filter.pass, dtype, vector)) {
+                if (!takes(row, filter.pass, tail)) continue;
                 const Case c = parse(std::string(row.name) + "/" + filter.pass + "/" + name_of(dtype) + "/" + tail);
                 if (seen.insert(id_of(c)).second) cases.push_back(c);
             }

@@ -190,16 +190,7 @@ private:
         cases::check(problem);
         cases::inputs_of(problem).check_values = false;
         Aligned aligned;
-        const auto take = [&aligned](auto& p) {
-            for (Tensor* t : {&p.q, &p.k, &p.v, &p.g, &p.beta, &p.a, &p.b, &p.o}) aligned.take(*t);
-            if constexpr (std::is_same_v<std::decay_t<decltype(p)>, Forward>) {
-                aligned.take(p.initial_state);
-                aligned.take(p.final_state);
-            } else {
-                aligned.take(p.state);
-            }
-        };
-        std::visit(take, problem);
+        for (Tensor* t : cases::tensors_of(problem)) aligned.take(*t);
         const NormalForm form = cases::form_of(problem);
         const double flop = 6.0 * static_cast<double>(c.K * c.V) * static_cast<double>(c.B * c.T * c.HV);
         const Copy copy(form);

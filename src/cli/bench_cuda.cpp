@@ -21,6 +21,10 @@ namespace {
 constexpr double kRotate = 512e6;  ///< bytes of states that calls rotate over: several times an L2
 constexpr int kMostCalls = 256, kRepeats = 100;
 
+template <class P>
+inline constexpr bool kDecodes =
+    std::is_same_v<std::decay_t<P>, Decode> || std::is_same_v<std::decay_t<P>, PackedDecode>;
+
 using Memory = std::unique_ptr<void, decltype(&cuda::release)>;
 
 /// A case's tensors on the device, its two generated requests repeated to B, its slots to the pool that calls rotate
@@ -43,7 +47,11 @@ public:
         Tensor o = dense(nullptr, cases::dtype_from(request_.meta("out_dtype")), {B_, c.T, c.HV, c.V});
         o.data = allocate(o.size() * bytes_of(o.dtype));
         o.device = Device::cuda;
-        std::visit([&](auto& p) { p.o = o; }, problem_);
+        std::visit(
+            [&](auto& p) {
+                if constexpr (kDecodes<decltype(p)>) p.o = o;
+            },
+            problem_);
         for (int i = 0; i < sets_; ++i) slots_.push_back(indices(i));
     }
 
@@ -52,8 +60,7 @@ public:
     void run(void* stream, int i) {
         std::visit(
             [&](auto& p) {
-                if constexpr (!std::is_same_v<std::decay_t<decltype(p)>, Forward>)
-                    p.state_indices = slots_[static_cast<std::size_t>(i % sets_)];
+                if constexpr (kDecodes<decltype(p)>) p.state_indices = slots_[static_cast<std::size_t>(i % sets_)];
             },
             problem_);
         Options options;
@@ -129,8 +136,8 @@ int bench_cuda(const BenchOptions& o, const std::vector<cases::Case>& list) {
                kRotate * 1e-6, kRepeats);
     Table table({"case", "path", "us", "TB/s", "copy TB/s", "of copy"});
     for (const cases::Case& c : list) {
-        if (c.pass == "forward")
-            throw Error("pass", "pass: given forward with --subject cuda, expected decode or packed");
+        if (!cases::decodes(c))
+            throw Error("pass", "pass: given " + c.pass + " with --subject cuda, expected decode or packed");
         Rotating r(c);
         const int calls = std::min(kMostCalls, std::max(r.sets(), 16));
         const double seconds = cuda::median_seconds(calls, kRepeats, [&](void* s, int i) { r.run(s, i); });

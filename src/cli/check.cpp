@@ -101,6 +101,8 @@ private:
                 {"rule", &o_.rule}, {"pass", &o_.pass}, {"out_dtype", &o_.dtype}, {"gates", &o_.gates}};
             for (const auto& [key, value] : overrides)
                 if (!value->empty()) job.file.metadata[key] = *value;
+            if (!o_.dtype.empty() && job.file.meta("pass") == "backward")  // a gradient has its input's type
+                cases::widen(job.file, cases::dtype_from(o_.dtype));
             cases::validate(job.file, o_.allow_nan);
             for (const std::string& key : cases::unknown_metadata(job.file))
                 fmt::print(stderr, "tidegate: metadata '{}' is not one of docs/protocol.md's and is ignored\n", key);

@@ -333,13 +333,11 @@ namespace tidegate::cpu {
 HWY_EXPORT(isa);
 #define KERNEL(function, path, tied) HWY_EXPORT(function);
 #include "cpu/inventory.inc"
-#undef KERNEL
 
 std::array<KernelRow, kKernels> inventory() {
     return {{
 #define KERNEL(function, path, tied) {path, tied, &HWY_DYNAMIC_DISPATCH(function)},
 #include "cpu/inventory.inc"
-#undef KERNEL
     }};
 }
 

@@ -237,6 +237,10 @@ public:
         return {to, factor};
     }
 
+    /// Scalar strengths of a row of the block.
+    float erase_of(std::int64_t row) const { return erases_[row - first_row_]; }
+    float write_of(std::int64_t row) const { return writes_[row - first_row_]; }
+
 private:
     void load(const Tensor& t, std::int64_t offset, float* to, float factor = 1.0F) const {
         widen(t.dtype, t.data, offset, static_cast<std::size_t>(nf_.K), to, factor);

@@ -32,9 +32,29 @@ struct KernelRow {
 inline constexpr std::size_t kKernels = 0
 #define KERNEL(function, path, tied) +1  // NOLINT(bugprone-macro-parentheses): a sum is what it is
 #include "cpu/inventory.inc"
-#undef KERNEL
     ;
 std::array<KernelRow, kKernels> inventory();
+
+/// One task of backward: a sequence and a key head, with the value heads that share it.
+struct BackwardTask {
+    std::int64_t sequence, key_head;
+    std::int64_t spacing, longest;  ///< rows a segment (a multiple of kBackRows), and of the longest sequence
+    bool shared;                    ///< whether value heads share key heads
+    float* workspace;               ///< backward_floats() values, 64-byte aligned
+    double* parameters;  ///< [HV, 1 + K or 1] of the sequence: sums for dA_log and ddt_bias; null where gates are given
+};
+
+using ReverseKernel = void (*)(const BackwardForm&, const BackwardTask&);
+struct ReverseRow {
+    const char* path;
+    bool tied;
+    ReverseKernel kernel;
+};
+inline constexpr std::size_t kReverseKernels = 0
+#define REVERSE(function, path, tied) +1  // NOLINT(bugprone-macro-parentheses)
+#include "cpu/inventory.inc"
+    ;
+std::array<ReverseRow, kReverseKernels> reverse_inventory();
 
 /// Instruction sets compiled in and usable on this machine, best first ("AVX3", "AVX2", "SSE4", ...).
 std::vector<std::string> available_isas();
@@ -47,6 +67,7 @@ void force_isa(const std::string& name);
 
 /// Carries a plan out. The calling thread keeps its workspace for its next call; nothing else is allocated.
 void run(const NormalForm& nf, const Plan& plan);
+void run(const BackwardForm& form, const Plan& plan);
 /// Bytes of workspace that all threads keep now.
 std::int64_t allocated_bytes();
 CpuMachine this_machine();

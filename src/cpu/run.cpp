@@ -93,6 +93,47 @@ void run(const NormalForm& nf, const Plan& plan) {
         });
 }
 
+void run(const BackwardForm& form, const Plan& plan) {
+    ReverseKernel kernel = nullptr;
+    for (const ReverseRow& row : reverse_inventory())
+        if (row.path == plan.arithmetic.path) kernel = row.kernel;
+    if (kernel == nullptr) throw Error("plan", "plan: no CPU kernel is called " + std::string(plan.arithmetic.path));
+
+    const NormalForm& nf = form.nf;
+    const auto& s = plan.schedule;
+    float* const workspace = workspace_of(s.workspace_bytes);
+    std::int64_t longest = 1;  // rows
+    for (std::int64_t n = 0; n < nf.sequences; ++n)
+        longest = std::max(longest, (nf.sequence(n).end - nf.sequence(n).begin) * nf.steps);
+    const std::int64_t each = backward_floats(nf, longest, s.spacing);
+    const std::int64_t width = 1 + (nf.gate.decay == Decay::vector ? nf.K : 1), row = nf.value_heads * width;
+    double* sums = nullptr;  // [N, HV, width]
+    if (form.has(Role::A_log)) {
+        sums = reinterpret_cast<double*>(workspace + s.threads * each);
+        std::uninitialized_fill_n(sums, nf.sequences * row, 0.0);
+    }
+    parallel_for(s.tasks, s.threads, [&](std::int64_t i, int worker) {
+        const std::int64_t n = i / nf.key_heads;
+        kernel(form, {.sequence = n,
+                      .key_head = i % nf.key_heads,
+                      .spacing = s.spacing,
+                      .longest = longest,
+                      .shared = nf.value_heads > nf.key_heads,
+                      .workspace = workspace + worker * each,
+                      .parameters = sums == nullptr ? nullptr : sums + n * row});
+    });
+    if (sums == nullptr) return;
+    for (std::int64_t n = 1; n < nf.sequences; ++n)  // in order
+        for (std::int64_t i = 0; i < row; ++i) sums[i] += sums[n * row + i];
+    const Tensor &A_log = form.of(Role::A_log), &bias = form.of(Role::dt_bias);
+    for (std::int64_t h = 0; h < nf.value_heads; ++h) {
+        if (A_log.present()) store_element(A_log.data, A_log.dtype, offset_of(A_log, h), sums[h * width]);
+        for (std::int64_t c = 0; bias.present() && c + 1 < width; ++c)
+            store_element(bias.data, bias.dtype, bias.rank == 2 ? offset_of(bias, h, c) : offset_of(bias, h),
+                          sums[h * width + 1 + c]);
+    }
+}
+
 }  // namespace cpu
 
 }  // namespace tidegate

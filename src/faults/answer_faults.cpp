@@ -50,6 +50,19 @@ std::vector<std::int64_t> stored_rows(const NormalForm& nf) {
     return {rows.begin(), rows.end()};
 }
 
+void dh0_zero(const NormalForm&, io::Bundle& answer) { zero(*answer.find("dh0")); }
+
+void dv_next_token(const NormalForm& nf, io::Bundle& answer) {
+    io::Array& dv = *answer.find("dv");
+    const auto bytes = static_cast<std::size_t>(nf.steps * nf.value_heads * nf.V * bytes_of(dv.dtype));
+    for (std::int64_t n = 0; n < nf.sequences; ++n) {
+        const Span s = nf.sequence(n);
+        if (s.end - s.begin < 2) continue;
+        std::byte* const first = dv.bytes.data() + static_cast<std::size_t>(s.batch * nf.tokens + s.begin) * bytes;
+        std::memmove(first, first + bytes, static_cast<std::size_t>(s.end - s.begin - 1) * bytes);
+    }
+}
+
 void zero_output(const NormalForm&, io::Bundle& answer) { zero(*answer.find("o")); }
 
 void final_state_zero(const NormalForm& nf, io::Bundle& answer) {

@@ -20,6 +20,8 @@ void final_state_transposed(const NormalForm& nf, io::Bundle& answer);
 void pad_output(const NormalForm& nf, io::Bundle& answer);
 void pad_written(const NormalForm& nf, io::Bundle& answer);
 void neighbour_slot(const NormalForm& nf, io::Bundle& answer);
+void dh0_zero(const NormalForm& nf, io::Bundle& answer);
+void dv_next_token(const NormalForm& nf, io::Bundle& answer);
 void state_tokens_last(const NormalForm& nf, io::Bundle& answer);
 
 /// Rows of the answer's state (final_state or pool) that the call stores, once each, in order.

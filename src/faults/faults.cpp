@@ -85,10 +85,17 @@ bool decays_twice(const NormalForm& nf) { return two_tokens(nf) && nf.gate.decay
 bool scaled(const NormalForm& nf) { return any(nf) && nf.scale != 1; }
 bool two_chunks(const NormalForm& nf) { return longest(nf) > reference::kResetChunk; }
 
-void error_before_decay(NormalForm&, Policy& policy) { policy.mistake = Mistake::error_before_decay; }
-void decay_each_step(NormalForm&, Policy& policy) { policy.mistake = Mistake::decay_each_step; }
-void read_before_write(NormalForm&, Policy& policy) { policy.mistake = Mistake::read_before_write; }
-void chunk_reset(NormalForm&, Policy& policy) { policy.mistake = Mistake::chunk_reset; }
+bool erasing_decays(const NormalForm& nf) { return decays(nf) && strengths(nf); }
+bool one_strength(const NormalForm& nf) { return strengths(nf) && !nf.erase.vector; }
+bool shared_keys(const NormalForm& nf) { return any(nf) && nf.value_heads > nf.key_heads; }
+bool normalised(const NormalForm& nf) { return any(nf) && nf.qk_l2norm; }
+bool clamped(const NormalForm& nf) { return decays(nf) && nf.gate.min.has_value(); }
+
+template <Mistake kMistake>
+void mistake(NormalForm&, Policy& policy) {
+    policy.mistake = kMistake;
+}
+
 void bf16_state(NormalForm&, Policy& policy) { policy.state = Dtype::bf16; }
 void no_decay(NormalForm& nf, Policy&) { nf.gate.decay = Decay::none; }
 void beta_one(NormalForm& nf, Policy&) { nf.erase.kind = nf.write.kind = StrengthKind::one; }
@@ -98,16 +105,21 @@ using AnswerFault = decltype(Fault::answer);
 using InputFault = decltype(Fault::input);
 using FormulaFault = decltype(Fault::formula);
 
-constexpr Fault row(const char* name, const char* what, decltype(Fault::applies) applies, AnswerFault f) {
-    return {name, Where::answer, what, false, applies, f, nullptr, nullptr};
+constexpr const char* kEvery = "forward backward decode packed";
+constexpr const char* kStateful = "forward decode packed";  // with o and a state to answer
+constexpr const char* kBackward = "backward";
+
+constexpr Fault row(const char* name, const char* what, decltype(Fault::applies) applies, AnswerFault f,
+                    const char* passes = kStateful) {
+    return {name, Where::answer, what, false, applies, f, nullptr, nullptr, passes};
 }
-constexpr Fault row(const char* name, const char* what, decltype(Fault::applies) applies, InputFault f,
-                    bool precision) {
-    return {name, Where::input, what, precision, applies, nullptr, f, nullptr};
+constexpr Fault row(const char* name, const char* what, decltype(Fault::applies) applies, InputFault f, bool precision,
+                    const char* passes = kEvery) {
+    return {name, Where::input, what, precision, applies, nullptr, f, nullptr, passes};
 }
 constexpr Fault row(const char* name, const char* what, decltype(Fault::applies) applies, FormulaFault f,
-                    bool precision) {
-    return {name, Where::formula, what, precision, applies, nullptr, nullptr, f};
+                    bool precision, const char* passes = kEvery) {
+    return {name, Where::formula, what, precision, applies, nullptr, nullptr, f, passes};
 }
 
 constexpr std::array kTable{
@@ -137,20 +149,47 @@ constexpr std::array kTable{
     row("accepted-off-by-one", "the start slot is one column late", accepts, accepted_off_by_one, false),
     row("pool-bf16", "states are read from a bf16 pool", wide_pool, pool_bf16, true),
     row("error-before-decay", "the error term reads the state before decay (dplr, rwkv7: after it)", decays,
-        error_before_decay, false),
-    row("decay-each-step", "every Householder step decays, not only a token's first", decays_in_steps, decay_each_step,
-        false),
+        mistake<Mistake::error_before_decay>, false, kStateful),
+    row("decay-each-step", "every Householder step decays, not only a token's first", decays_in_steps,
+        mistake<Mistake::decay_each_step>, false, kStateful),
     row("no-decay", "the gate is ignored", decays, no_decay, false),
     row("beta-one", "beta is ignored", strengths, beta_one, false),
     row("missing-scale", "scale is ignored", scaled, missing_scale, false),
-    row("read-before-write", "o reads the state before the token's update", any, read_before_write, false),
+    row("read-before-write", "o reads the state before the token's update", any, mistake<Mistake::read_before_write>,
+        false, kStateful),
     row("bf16-state", "the state is rounded to bf16 after every token", any, bf16_state, true),
-    row("chunk-reset", "the state is zeroed every 64 tokens", two_chunks, chunk_reset, false),
+    row("chunk-reset", "the state is zeroed every 64 tokens", two_chunks, mistake<Mistake::chunk_reset>, false),
+    row("dh0-zero", "the gradient of the initial state is all zeros", any, dh0_zero, kBackward),
+    row("dv-next-token", "each sequence's rows of dv are those of the token after", two_tokens, dv_next_token,
+        kBackward),
+    row("dht-ignored", "the gradient of the final state is taken as zero", any, dht_ignored, false, kBackward),
+    row("dh-chunk-reset", "the gradient of the state is zeroed every 64 tokens", two_chunks,
+        mistake<Mistake::state_gradient_reset>, false, kBackward),
+    row("dg-without-erase", "dg lacks what the gate does through the error term", erasing_decays,
+        mistake<Mistake::gate_without_erase>, false, kBackward),
+    row("dk-without-erase", "dk lacks its part in the error term", strengths, mistake<Mistake::key_without_erase>,
+        false, kBackward),
+    row("dbeta-without-erase", "dbeta lacks what beta does in the error term", one_strength,
+        mistake<Mistake::strength_without_erase>, false, kBackward),
+    row("last-head-only", "dq and dk are those of a group's last value head, not the sum", shared_keys,
+        mistake<Mistake::last_head_only>, false, kBackward),
+    row("norm-skipped", "dq and dk are those of the normalised rows", normalised, mistake<Mistake::norm_skipped>, false,
+        kBackward),
+    row("clamped-dg", "dg passes below gate_min", clamped, mistake<Mistake::clamped_gate_has_gradient>, false,
+        kBackward),
 };
 
 }  // namespace
 
 std::span<const Fault> table() { return kTable; }
+
+bool applies(const Fault& fault, const std::string& pass, const NormalForm& nf) {
+    // Where gates come from logits, a changed gate would have other gradients than those asked for.
+    const bool logits = nf.gate.kind != GateKind::given || nf.erase.kind == StrengthKind::sigmoid ||
+                        nf.erase.kind == StrengthKind::twice_sigmoid;
+    if (pass == "backward" && fault.input != nullptr && logits) return false;
+    return std::string(fault.passes).find(pass) != std::string::npos && fault.applies(nf);
+}
 
 const Fault& find(const std::string& name) {
     std::string known;

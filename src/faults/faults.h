@@ -22,9 +22,12 @@ struct Fault {
     void (*answer)(const NormalForm& nf, io::Bundle& answer);
     void (*input)(const NormalForm& nf, io::Bundle& request);
     void (*formula)(NormalForm& nf, reference::Policy& policy);
+    const char* passes;  ///< that it can happen in
 };
 
 std::span<const Fault> table();
+/// Whether the fault can happen in a request of this pass and form, and change something.
+bool applies(const Fault& fault, const std::string& pass, const NormalForm& nf);
 /// Throws Error("fault") that lists the names.
 const Fault& find(const std::string& name);
 

@@ -155,6 +155,10 @@ void accepted_off_by_one(const NormalForm& nf, io::Bundle& request) {
     }
 }
 
+void dht_ignored(const NormalForm&, io::Bundle& request) {
+    std::erase_if(request.tensors, [](const io::Array& t) { return t.name == "dht"; });
+}
+
 /// States are read from a pool that holds them in bf16.
 void pool_bf16(const NormalForm&, io::Bundle& request) { round_all(*request.find("state"), Dtype::bf16); }
 

@@ -16,6 +16,7 @@ void slots_ignored(const NormalForm& nf, io::Bundle& request);
 void slot_offset_32bit(const NormalForm& nf, io::Bundle& request);
 void null_slot_ignored(const NormalForm& nf, io::Bundle& request);
 void accepted_off_by_one(const NormalForm& nf, io::Bundle& request);
+void dht_ignored(const NormalForm& nf, io::Bundle& request);
 void pool_bf16(const NormalForm& nf, io::Bundle& request);
 
 /// Slots a 32-bit byte offset reaches when a slot is 2 MiB (32 heads of 128 x 128 in fp32).

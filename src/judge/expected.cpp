@@ -1,11 +1,13 @@
 #include "judge/expected.h"
 
 #include <algorithm>
+#include <array>
 #include <future>
 
 #include "cases/case.h"
 #include "cases/request.h"
 #include "problem/number.h"
+#include "reference/adjoint.h"
 #include "reference/chunked.h"
 #include "reference/recurrence.h"
 #include "tidegate/error.h"
@@ -13,32 +15,50 @@
 namespace tidegate::judge {
 namespace {
 
-enum class Kind { tokens, states, pool };
-Kind kind_of(const std::string& name) {
-    return name == "final_state" ? Kind::states : name == "state" ? Kind::pool : Kind::tokens;
+/// Where the values of an output lie: kind, rows, heads, width.
+Output layout(const NormalForm& nf, const cases::OutputSpec& spec) {
+    Output out;
+    out.name = spec.name;
+    out.dtype = spec.dtype;
+    out.heads = nf.value_heads;
+    if (spec.name == "state" || spec.name == "final_state" || spec.name == "dh0") {
+        out.kind = spec.name == "state" ? Kind::pool : Kind::states;
+        out.width = nf.K * nf.V;
+    } else if (spec.name == "state_tokens") {
+        out.width = nf.K * nf.V;
+    } else if (spec.shape.size() == 1) {
+        out.kind = Kind::parameters;
+        out.width = spec.shape[0] / nf.value_heads;
+    } else {
+        out.rows = nf.tokens > 0 ? spec.shape[1] / nf.tokens : 1;
+        out.heads = spec.shape[2];
+        out.width = spec.shape.size() == 4 ? spec.shape[3] : 1;
+    }
+    return out;
 }
 
-std::vector<Cell> cells_of(const NormalForm& nf, Kind kind) {
+std::vector<Cell> cells_of(const NormalForm& nf, const Output& out) {
     std::vector<Cell> cells;
-    const auto heads = static_cast<std::int32_t>(nf.value_heads);
-    if (kind == Kind::tokens) {
-        cells.resize(static_cast<std::size_t>(nf.batch * nf.tokens * nf.value_heads));
+    const auto heads = static_cast<std::int32_t>(out.heads);
+    if (out.kind == Kind::tokens) {
+        cells.resize(static_cast<std::size_t>(nf.batch * nf.tokens * out.rows * out.heads));
         for (std::int64_t n = 0; n < nf.sequences; ++n) {
             const Span s = nf.sequence(n);
-            for (std::int64_t t = s.begin; t < s.end; ++t)
-                for (std::int32_t h = 0; h < heads; ++h) {
-                    const std::int64_t row = s.batch * nf.tokens + t;
-                    cells[static_cast<std::size_t>(row * heads + h)] = {static_cast<std::int32_t>(n), row, h,
+            for (std::int64_t row = (s.batch * nf.tokens + s.begin) * out.rows;
+                 row < (s.batch * nf.tokens + s.end) * out.rows; ++row)
+                for (std::int32_t h = 0; h < heads; ++h)
+                    cells[static_cast<std::size_t>(row * heads + h)] = {static_cast<std::int32_t>(n), row / out.rows, h,
                                                                         nf.source(n) < 0};
-                }
         }
         return cells;
     }
-    const std::int64_t rows = kind == Kind::pool ? nf.final_state.shape[0] : nf.sequences;
+    const std::int64_t rows = out.kind == Kind::pool         ? nf.final_state.shape[0]
+                              : out.kind == Kind::parameters ? 1
+                                                             : nf.sequences;
+    const bool pool = out.kind == Kind::pool;
     for (std::int64_t n = 0; n < rows; ++n)
-        for (std::int32_t h = 0; h < heads; ++h)
-            cells.push_back({static_cast<std::int32_t>(n), -1, h, kind == Kind::pool});
-    for (std::int64_t n = 0; kind == Kind::pool && n < nf.sequences; ++n)
+        for (std::int32_t h = 0; h < heads; ++h) cells.push_back({static_cast<std::int32_t>(n), -1, h, pool});
+    for (std::int64_t n = 0; pool && n < nf.sequences; ++n)
         for (std::int64_t t = 0; nf.source(n) >= 0 && t < nf.tokens; ++t)
             if (const std::int64_t slot = nf.target(n, t); slot >= 0)
                 for (std::int32_t h = 0; h < heads; ++h) cells[static_cast<std::size_t>(slot * heads + h)].kept = false;
@@ -68,22 +88,51 @@ std::vector<double> part(const NormalForm& nf, const reference::Answer& answer, 
     return name == "o" ? answer.o : name == "state_tokens" ? answer.state_tokens : answer.final_state;
 }
 
+using Values = std::vector<std::vector<double>>;  // by output
+
+/// `outputs` of a request's evaluation under `form`; `magnitude` as in the reference.
+template <class Real>
+Values run(const io::Bundle& request, const NormalForm& form, const std::vector<cases::OutputSpec>& outputs,
+           const Twin& twin, const reference::Policy& policy, Values* magnitude = nullptr) {
+    const cases::Problem problem = cases::bind(request);
+    Values values;
+    if (const auto* p = std::get_if<Backward>(&problem)) {
+        BackwardForm backward = lower(*p);
+        backward.nf = form;
+        reference::Gradients sizes(backward);
+        const reference::Gradients exact =
+            reference::adjoint<Real>(backward, policy, magnitude != nullptr ? &sizes : nullptr);
+        for (const cases::OutputSpec& spec : outputs)
+            for (const GradientRow& row : gradients())
+                if (spec.name == row.name) {
+                    values.push_back(exact.of(row.role));
+                    if (magnitude != nullptr) magnitude->push_back(sizes.of(row.role));
+                }
+        return values;
+    }
+    reference::Answer sizes(form);
+    const reference::Answer exact =
+        twin.chunk == 0 ? reference::recurrence<Real>(form, policy, magnitude != nullptr ? &sizes : nullptr)
+                        : reference::chunked<float>(form, twin.chunk, policy);
+    for (const cases::OutputSpec& spec : outputs) {
+        values.push_back(part(form, exact, spec.name));
+        if (magnitude != nullptr) magnitude->push_back(part(form, sizes, spec.name, true));
+    }
+    return values;
+}
+
 /// The exact answers to the same case under another seed, by output; empty if there is no such case.
-std::vector<std::vector<double>> stale_answers(const io::Bundle& request, const NormalForm& nf,
-                                               const std::vector<cases::OutputSpec>& outputs) {
-    std::vector<std::vector<double>> values;
+Values stale_answers(const io::Bundle& request, const NormalForm& nf, const std::vector<cases::OutputSpec>& outputs) {
     try {
         cases::Case other = cases::parse(request.meta("case"));
         other.seed += 1'000'003;
         const io::Bundle bundle = cases::generate(other);
         const NormalForm form = cases::form_of(cases::bind(bundle));
         if (form.v.shape != nf.v.shape || form.K != nf.K || form.sequences != nf.sequences) return {};
-        const reference::Answer answer = reference::recurrence<double>(form);
-        for (const cases::OutputSpec& spec : outputs) values.push_back(part(form, answer, spec.name));
+        return run<double>(bundle, form, outputs, {}, {});
     } catch (const Error&) {
         return {};  // a file's own name for its case is no id
     }
-    return values;
 }
 
 }  // namespace
@@ -111,30 +160,25 @@ Expected expect(const io::Bundle& request, const Twin& twin) {
     Expected e;
     e.form = cases::form_of(cases::bind(request));
     const NormalForm& nf = e.form;
-    if (nf.pool && twin.chunk > 0)
-        throw Error("twin", "twin: given " + name_of(twin) + " with pass " + request.meta("pass") +
-                                ", expected recurrent: chunks are prefill's");
-    auto twin_run = std::async(std::launch::async, [&] {
-        if (twin.chunk == 0) return reference::recurrence<float>(nf);
-        reference::Policy policy;
-        if (twin.operand != Dtype::fp32) policy.operand = twin.operand;
-        return reference::chunked<float>(nf, twin.chunk, policy);
-    });
-    reference::Answer magnitude(nf);
-    const reference::Answer exact = reference::recurrence<double>(nf, {}, &magnitude);
-    const reference::Answer same = twin_run.get();
+    const std::string pass = request.meta("pass", "forward");
+    if (pass != "forward" && twin.chunk > 0)
+        throw Error("twin", "twin: given " + name_of(twin) + " with pass " + pass +
+                                ", expected recurrent: there is a chunked twin of forward alone");
     const std::vector<cases::OutputSpec> specs = cases::outputs_of(request);
-    std::vector<std::vector<double>> stale = stale_answers(request, nf, specs);
+    auto twin_run = std::async(std::launch::async, [&] {
+        reference::Policy policy;
+        if (twin.chunk > 0 && twin.operand != Dtype::fp32) policy.operand = twin.operand;
+        return run<float>(request, nf, specs, twin, policy);
+    });
+    Values magnitude, exact = run<double>(request, nf, specs, {}, {}, &magnitude);
+    Values same = twin_run.get(), stale = stale_answers(request, nf, specs);
     for (std::size_t i = 0; i < specs.size(); ++i) {
-        Output out;
-        out.name = specs[i].name;
-        out.dtype = specs[i].dtype;
-        out.width = out.name == "o" ? nf.V : nf.K * nf.V;
-        out.cells = cells_of(nf, kind_of(out.name));
-        out.exact = part(nf, exact, out.name);
-        out.twin = part(nf, same, out.name);
+        Output out = layout(nf, specs[i]);
+        out.cells = cells_of(nf, out);
+        out.exact = std::move(exact[i]);
+        out.twin = std::move(same[i]);
         for (double& x : out.twin) x = round_to(x, out.dtype);
-        out.magnitude = part(nf, magnitude, out.name, true);
+        out.magnitude = std::move(magnitude[i]);
         if (!stale.empty() && stale[i].size() == out.exact.size()) out.stale = std::move(stale[i]);
         if (out.stale == out.exact) out.stale.clear();
         e.outputs.push_back(std::move(out));
@@ -142,32 +186,29 @@ Expected expect(const io::Bundle& request, const Twin& twin) {
     return e;
 }
 
-std::vector<std::vector<double>> evaluate(const Expected& e, const NormalForm& form, const reference::Policy& policy) {
-    const reference::Answer answer = reference::recurrence<double>(form, policy);
-    std::vector<std::vector<double>> values;
-    for (const Output& output : e.outputs) values.push_back(part(form, answer, output.name));
-    return values;
+std::vector<std::vector<double>> evaluate(const Expected& e, const io::Bundle& request, const NormalForm& form,
+                                          const reference::Policy& policy) {
+    std::vector<cases::OutputSpec> specs;
+    for (const Output& output : e.outputs) specs.push_back({output.name, output.dtype, {}});
+    return run<double>(request, form, specs, {}, policy);
 }
 
 std::vector<double> values_of(const io::Bundle& answer, const std::string& name, const io::Bundle& request) {
     Tensor t = answer.find(name)->view();
-    if (t.rank == 5) {  // tokens of all requests in a row
-        for (std::size_t d = 0; d < 4; ++d) {
-            t.shape[d] = d == 0 ? t.shape[0] * t.shape[1] : t.shape[d + 1];
-            t.stride[d] = t.stride[d + 1];
-        }
-        t.rank = 4;
+    const bool state = name == "final_state" || name == "state" || name == "state_tokens" || name == "dh0";
+    if (state && request.meta("state_layout", "kv") == "vk") {
+        const auto last = static_cast<std::size_t>(t.rank - 1);
+        std::swap(t.shape[last - 1], t.shape[last]);
+        std::swap(t.stride[last - 1], t.stride[last]);
     }
-    const bool vk = name != "o" && request.meta("state_layout", "kv") == "vk";
-    const std::size_t r = vk ? 3 : 2, c = vk ? 2 : 3;
-    std::vector<double> values;
-    values.reserve(static_cast<std::size_t>(t.size()));
-    for (std::int64_t a = 0; a < t.shape[0]; ++a)
-        for (std::int64_t b = 0; b < t.shape[1]; ++b)
-            for (std::int64_t i = 0; i < t.shape[r]; ++i)
-                for (std::int64_t j = 0; j < t.shape[c]; ++j)
-                    values.push_back(load_element(
-                        t.data, t.dtype, a * t.stride[0] + b * t.stride[1] + i * t.stride[r] + j * t.stride[c]));
+    std::vector<double> values(static_cast<std::size_t>(t.size()));
+    std::array<std::int64_t, kMaxRank> at{};
+    for (double& value : values) {
+        std::int64_t offset = 0;
+        for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) offset += at[d] * t.stride[d];
+        value = load_element(t.data, t.dtype, offset);
+        for (auto d = static_cast<std::size_t>(t.rank); d-- > 0 && ++at[d] == t.shape[d];) at[d] = 0;
+    }
     return values;
 }
 

@@ -27,10 +27,16 @@ struct Cell {
     bool kept = false;  ///< a slot that no request names, or a pad's rows: not a bit may differ
 };
 
+/// What an output has one of.
+enum class Kind { tokens, states, pool, parameters };
+
 /// One output tensor: exact values, the twin's, and magnitudes, in row-major order with states as [N, HV, K, V].
 struct Output {
     std::string name;
     Dtype dtype = Dtype::fp32;
+    Kind kind = Kind::tokens;
+    std::int64_t rows = 1;   ///< a token, of its batch row
+    std::int64_t heads = 1;  ///< a row
     std::int64_t width = 1;  ///< elements a cell
     std::vector<Cell> cells;
     std::vector<double> exact, twin, magnitude;
@@ -45,8 +51,10 @@ struct Expected {
 /// `request` must outlive the result.
 Expected expect(const io::Bundle& request, const Twin& twin);
 
-/// What an evaluation of `form` answers, by output of `e`, in the order of Output's values.
-std::vector<std::vector<double>> evaluate(const Expected& e, const NormalForm& form, const reference::Policy& policy);
+/// What an evaluation of `request` under `form`, its own or one with a fault in it, answers: by output of `e`, in the
+/// order of Output's values.
+std::vector<std::vector<double>> evaluate(const Expected& e, const io::Bundle& request, const NormalForm& form,
+                                          const reference::Policy& policy);
 
 /// A tensor of an answer as doubles, in the order of Output's values.
 std::vector<double> values_of(const io::Bundle& answer, const std::string& name, const io::Bundle& request);

@@ -39,11 +39,12 @@ const char* name_of(Sight sight) {
 
 Sight try_mutant(const Bench& bench, const faults::Fault& fault) {
     const Expected& e = bench.expected();
-    if (!fault.applies(e.form)) return Sight::does_not_apply;
+    const std::string pass = bench.request().meta("pass", "forward");
+    if (!faults::applies(fault, pass, e.form)) return Sight::does_not_apply;
     io::Bundle answer;
     bool live = false;
     if (fault.answer != nullptr) {
-        answer = subjects::reference_answer(e.form, bench.request());
+        answer = subjects::reference_answer(bench.request(), bench.request(), e.form);
         std::vector<std::vector<double>> before;
         for (const Output& o : e.outputs) before.push_back(values_of(answer, o.name, bench.request()));
         fault.answer(e.form, answer);
@@ -59,8 +60,8 @@ Sight try_mutant(const Bench& bench, const faults::Fault& fault) {
         } else {
             fault.formula(form, policy);
         }
-        answer = subjects::reference_answer(form, bench.request(), policy);
-        const std::vector<std::vector<double>> exact = evaluate(e, form, policy);
+        answer = subjects::reference_answer(bench.request(), request, form, policy);
+        const std::vector<std::vector<double>> exact = evaluate(e, request, form, policy);
         for (std::size_t i = 0; i < e.outputs.size(); ++i) live = live || moved(e.outputs[i].exact, exact[i]);
     }
     if (!live) return Sight::inert;

@@ -1,6 +1,8 @@
 // Plans as text.
 #include "tidegate/plan.h"
 
+#include <cmath>
+
 namespace tidegate {
 
 std::string Plan::text() const {
@@ -12,7 +14,10 @@ std::string Plan::text() const {
            number(a.bucket_v) + " pass=" + number(a.pass) + " operands=" + word(a.operands) +
            " accumulate=" + word(a.accumulate) + "\nschedule:   threads=" + number(s.threads) +
            " round=" + number(s.round) + " tasks=" + number(s.tasks) + " slice_v=" + number(s.slice_v) +
-           " workspace=" + number(s.workspace_bytes) + " bytes";
+           " workspace=" + number(s.workspace_bytes) + " bytes" +
+           (s.spacing == 0 ? ""
+                           : " spacing=" + number(s.spacing) +
+                                 " extra_flop=" + number(static_cast<int>(std::lround(s.extra_flop * 100))) + "%");
 }
 
 }  // namespace tidegate

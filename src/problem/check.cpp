@@ -4,6 +4,7 @@
 #include <set>
 
 #include "problem/checks.h"
+#include "problem/gradients.h"
 #include "problem/number.h"
 
 namespace tidegate {
@@ -105,6 +106,21 @@ void slots(const Decode& p, const Extents& e, bool readable) {
 
 }  // namespace
 
+namespace {
+
+/// The sequences of a prefill call; checks cu_seqlens.
+std::int64_t sequences(const Tensor& cu, const Extents& e) {
+    NormalForm sizes;
+    sizes.batch = e.B;
+    sizes.tokens = e.T;
+    sizes.cu_seqlens = cu;
+    sizes.sequences = cu.present() ? std::max<std::int64_t>(cu.shape[0] - 1, 0) : e.B;
+    cu_seqlens(sizes, cu);
+    return sizes.sequences;
+}
+
+}  // namespace
+
 void check(const Forward& p, bool allow_fp64) {
     const auto tensors = tensors_of(p, std::array<Named, 4>{{{"initial_state", &p.initial_state, Use::state_in},
                                                              {"cu_seqlens", &p.cu_seqlens, Use::index},
@@ -113,15 +129,38 @@ void check(const Forward& p, bool allow_fp64) {
     checks::sane(tensors);
     if (checks::on_device(tensors)) fail("q", "a CUDA tensor", "a CPU tensor: there is no CUDA prefill yet");
     const Extents e = checks::inputs(p);
-    NormalForm sizes;
-    sizes.batch = e.B;
-    sizes.tokens = e.T;
-    sizes.cu_seqlens = p.cu_seqlens;
-    sizes.sequences = p.cu_seqlens.present() ? std::max<std::int64_t>(p.cu_seqlens.shape[0] - 1, 0) : e.B;
-    cu_seqlens(sizes, p.cu_seqlens);
-    checks::state("initial_state", p.initial_state, p, sizes.sequences, e);
+    const std::int64_t N = sequences(p.cu_seqlens, e);
+    checks::state("initial_state", p.initial_state, p, N, e);
     checks::output(p.o, e);
-    checks::state("final_state", p.final_state, p, sizes.sequences, e);
+    checks::state("final_state", p.final_state, p, N, e);
+    checks::rest(p, tensors, allow_fp64);
+}
+
+void check(const Backward& p, bool allow_fp64) {
+    std::array<Named, 18> own{{{"initial_state", &p.initial_state, Use::input},
+                               {"cu_seqlens", &p.cu_seqlens, Use::index},
+                               {"do", &p.d_o, Use::input},
+                               {"dht", &p.dht, Use::state_in}}};
+    std::size_t at = 4;
+    for (const GradientRow& row : gradients())
+        own[at++] = {row.name, &(p.*row.gradient), row.role == Role::h0 ? Use::state_out : Use::output};
+    const auto tensors = tensors_of(p, own);
+    checks::sane(tensors);
+    if (checks::on_device(tensors)) fail("q", "a CUDA tensor", "a CPU tensor: there is no CUDA backward yet");
+    const Extents e = checks::inputs(p);
+    const std::int64_t N = sequences(p.cu_seqlens, e);
+    checks::state("initial_state", p.initial_state, p, N, e);
+    checks::shape("do", p.d_o, "[B, T, HV, V]", {e.B, e.T, e.HV, e.V}, true);
+    checks::state("dht", p.dht, p, N, e);
+    for (const GradientRow& row : gradients()) {
+        const Tensor &input = p.*row.input, &gradient = p.*row.gradient;
+        if (row.role == Role::h0)
+            checks::state(row.name, gradient, p, N, e);
+        else if (gradient.present() && !input.present())
+            fail(row.name, "it without " + std::string(row.name + 1), "none, or " + std::string(row.name + 1));
+        else if (gradient.present())
+            checks::like(row.name, gradient, row.name + 1, input);
+    }
     checks::rest(p, tensors, allow_fp64);
 }
 

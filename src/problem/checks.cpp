@@ -238,6 +238,16 @@ void state(const char* name, const Tensor& t, const Inputs& p, std::int64_t N, c
     shape(name, t, layout, {N, e.HV, p.state_v_first ? e.V : e.K, p.state_v_first ? e.K : e.V}, true);
 }
 
+void like(const char* name, const Tensor& t, const char* model_name, const Tensor& model) {
+    bool fits = t.rank == model.rank;
+    for (std::size_t d = 0; fits && d < static_cast<std::size_t>(t.rank); ++d) fits = t.shape[d] == model.shape[d];
+    if (!fits) fail(name, "shape " + shape_text(t), std::string("that of ") + model_name + " = " + shape_text(model));
+    if (t.size() > 0 && t.data == nullptr) fail(name, "a null pointer", "memory for " + shape_text(t));
+    const auto last = static_cast<std::size_t>(t.rank - 1);
+    if (t.rank == 4 && t.shape[last] > 1 && t.stride[last] != 1)
+        fail(name, "stride " + std::to_string(t.stride[last]) + " in the last dimension", "1 (dense)");
+}
+
 void output(const Tensor& o, const Extents& e) {
     require("o", o, "[B, T, HV, V]");
     const std::int64_t rows = o.rank == 4 ? std::max(o.shape[1], e.T) : e.T;

@@ -37,6 +37,8 @@ void shape(const char* name, const Tensor& t, const char* layout, std::initializ
 void indices(const char* name, const Tensor& t, const char* layout, std::initializer_list<std::int64_t> want);
 /// [N, HV, K, V], or [N, HV, V, K]; absent is fine. `rows`: what N is called.
 void state(const char* name, const Tensor& t, const Inputs& p, std::int64_t N, const Extents& e, char rows = 'N');
+/// The extents of `model`, whose channels are dense where the model's are.
+void like(const char* name, const Tensor& t, const char* model_name, const Tensor& model);
 /// o [B, >= T, HV, V].
 void output(const Tensor& o, const Extents& e);
 

@@ -1,6 +1,7 @@
 // A checked problem in the normal form: views are renamed and re-strided, nothing is copied.
 #include <cmath>
 
+#include "problem/gradients.h"
 #include "problem/normal_form.h"
 #include "problem/number.h"
 #include "problem/rules.h"
@@ -34,6 +35,15 @@ Tensor state_as_kv(Tensor state, bool v_first) {
     return state;
 }
 
+/// [HV * K] as [HV, K].
+Tensor by_head(Tensor t, std::int64_t K) {
+    if (!t.present()) return t;
+    t.rank = 2;
+    t.shape = {t.shape[0] / K, K};
+    t.stride = {t.stride[0] * K, t.stride[0]};
+    return t;
+}
+
 GateSource gate(const RuleRow& row, const Inputs& p, std::int64_t K) {
     GateSource s;
     s.decay = row.decay;
@@ -45,13 +55,7 @@ GateSource gate(const RuleRow& row, const Inputs& p, std::int64_t K) {
     s.lower_bound = p.lower_bound;
     s.A_log = p.A_log;
     s.dt_bias = p.dt_bias;
-    if (row.decay == Decay::vector && s.dt_bias.present()) {  // [HV * K] as [HV, K]
-        s.dt_bias.rank = 2;
-        s.dt_bias.shape[0] = p.dt_bias.shape[0] / K;
-        s.dt_bias.shape[1] = K;
-        s.dt_bias.stride[1] = p.dt_bias.stride[0];
-        s.dt_bias.stride[0] = p.dt_bias.stride[0] * K;
-    }
+    if (row.decay == Decay::vector) s.dt_bias = by_head(s.dt_bias, K);
     return s;
 }
 
@@ -102,6 +106,21 @@ NormalForm lower(const Decode& p) {
     nf.null_slot = p.null_slot;
     nf.o = p.o;
     return nf;
+}
+
+BackwardForm lower(const Backward& p) {
+    BackwardForm form;
+    NormalForm& nf = form.nf = lower_inputs(p);
+    if (p.cu_seqlens.present()) nf.sequences = p.cu_seqlens.shape[0] - 1;
+    nf.cu_seqlens = p.cu_seqlens;
+    nf.initial_state = state_as_kv(p.initial_state, p.state_v_first);
+    form.d_o = p.d_o;
+    form.dht = state_as_kv(p.dht, p.state_v_first);
+    for (const GradientRow& row : gradients())
+        if ((p.*row.gradient).present()) form.of(row.role) = p.*row.gradient;
+    form.of(Role::h0) = state_as_kv(form.of(Role::h0), p.state_v_first);
+    if (nf.gate.decay == Decay::vector) form.of(Role::dt_bias) = by_head(form.of(Role::dt_bias), nf.K);
+    return form;
 }
 
 Span NormalForm::sequence(std::int64_t n) const {

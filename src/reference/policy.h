@@ -14,7 +14,15 @@ enum class Mistake {
     error_before_decay,  ///< what a step reads of the state: before its decay where after is right, or the reverse
     decay_each_step,     ///< a token's decay in every Householder step
     read_before_write,
-    chunk_reset
+    chunk_reset,
+    // Of the adjoint:
+    state_gradient_reset,      ///< the gradient of the state is zeroed every kResetChunk tokens
+    gate_without_erase,        ///< dg lacks what the gate does through the error term
+    key_without_erase,         ///< dk lacks its part in the error term
+    strength_without_erase,    ///< dbeta is that of the write strength alone
+    last_head_only,            ///< dq and dk of the last value head of a group instead of the sum
+    norm_skipped,              ///< dq and dk of the normalised rows
+    clamped_gate_has_gradient  ///< dg passes below gate_min
 };
 
 struct Policy {

@@ -7,6 +7,7 @@
 #include "cuda/cuda.h"
 #include "io/safetensors.h"
 #include "plan/cpu_plan.h"
+#include "reference/adjoint.h"
 #include "reference/recurrence.h"
 #include "subjects/poison.h"
 #include "subjects/reference_answer.h"
@@ -39,7 +40,7 @@ struct Guarded {
 
     explicit Guarded(const io::Array& spec) {
         std::vector<std::int64_t> shape = spec.shape;
-        shape[1] += spec.name == "o" ? 3 : spec.name == "state" ? 1 : 0;
+        if (spec.name == "o" || spec.name == "state") shape[1] += spec.name == "o" ? 3 : 1;
         const io::Array roomy(spec.name, spec.dtype, shape);
         memory = io::Array(spec.name, spec.dtype, {roomy.size() + 2 * kGuard});
         poison(memory.bytes.data(), spec.dtype, memory.size());
@@ -124,10 +125,11 @@ public:
             if (array.dtype == Dtype::fp64) return skipped(name() + " computes in fp32; the case asks for fp64");
             outputs.emplace_back(array);
         }
-        attach(problem, outputs);
+        attach(problem, out.answer, outputs);
         OnDevice device;
         if (device_ == Device::cuda) {
             if (std::holds_alternative<Forward>(problem)) return skipped("there is no CUDA prefill yet");
+            if (std::holds_alternative<Backward>(problem)) return skipped("there is no CUDA backward yet");
             cases::check(problem);  // while values can be read
             cases::inputs_of(problem).check_values = false;
             for (io::Array& array : request.tensors) device.take(array.bytes);
@@ -162,19 +164,12 @@ private:
         answer.metadata["bucket"] = std::to_string(kCpuBucket);
     }
 
-    /// Outputs are o, then states, as outputs_of() has them.
-    static void attach(cases::Problem& problem, const std::vector<Guarded>& outputs) {
-        if (auto* f = std::get_if<Forward>(&problem)) {
-            f->o = outputs[0].view;
-            f->final_state = outputs[1].view;
-        } else if (auto* d = std::get_if<Decode>(&problem)) {
-            d->o = outputs[0].view;
-            d->state = outputs[1].view;
-            if (outputs.size() > 2) d->state_tokens = outputs[2].view;
-        } else {
-            std::get<PackedDecode>(problem).o = outputs[0].view;
-            std::get<PackedDecode>(problem).state = outputs[1].view;
-        }
+    static void attach(cases::Problem& problem, const io::Bundle& answer, const std::vector<Guarded>& outputs) {
+        cases::attach(problem, [&](const std::string& name) {
+            for (std::size_t i = 0; i < outputs.size(); ++i)
+                if (answer.tensors[i].name == name) return outputs[i].view;
+            return Tensor();
+        });
     }
 
     Device device_;
@@ -187,7 +182,7 @@ public:
     Outcome answer(const io::Bundle& request) override {
         Outcome out;
         const Clock clock;
-        out.answer = reference_answer(cases::form_of(cases::bind(request)), request);
+        out.answer = reference_answer(request, request, cases::form_of(cases::bind(request)));
         out.seconds = clock.seconds();
         return out;
     }
@@ -218,7 +213,8 @@ public:
 
     Outcome answer(const io::Bundle& request) override {
         NormalForm nf = cases::form_of(cases::bind(request));
-        if (!fault_.applies(nf)) return skipped(std::string(fault_.name) + " does not apply to this case");
+        if (!faults::applies(fault_, request.meta("pass", "forward"), nf))
+            return skipped(std::string(fault_.name) + " does not apply to this case");
         if (fault_.formula != nullptr) return formula(nf, request);
         if (fault_.input != nullptr) {
             io::Bundle changed = request;
@@ -245,7 +241,7 @@ private:
         reference::Policy policy;
         fault_.formula(nf, policy);
         const Clock clock;
-        out.answer = reference_answer(nf, request, policy, true);
+        out.answer = reference_answer(request, request, nf, policy, true);
         out.seconds = clock.seconds();
         return out;
     }
@@ -256,10 +252,21 @@ private:
 
 }  // namespace
 
-io::Bundle reference_answer(NormalForm form, const io::Bundle& request, const reference::Policy& policy, bool single) {
+io::Bundle reference_answer(const io::Bundle& request, const io::Bundle& given, NormalForm form,
+                            const reference::Policy& policy, bool single) {
     io::Bundle answer = cases::empty_answer(request);
     cases::Problem problem = cases::bind(request);
     cases::attach(problem, answer);
+    if (const auto* asked = std::get_if<Backward>(&problem)) {
+        const cases::Problem changed = cases::bind(given);
+        BackwardForm backward = lower(std::get<Backward>(changed));
+        backward.nf = form;
+        backward.out = lower(*asked).out;
+        reference::store(single ? reference::adjoint<float>(backward, policy)
+                                : reference::adjoint<double>(backward, policy),
+                         backward);
+        return answer;
+    }
     const NormalForm outputs = cases::form_of(problem);
     form.o = outputs.o;
     form.final_state = outputs.final_state;

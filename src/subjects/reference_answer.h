@@ -7,9 +7,9 @@
 
 namespace tidegate::subjects {
 
-/// `form` is the request's normal form, or that with a fault in it; its outputs are replaced. The recurrence in double
-/// (or in float with `single`), rounded once to the output types.
-io::Bundle reference_answer(NormalForm form, const io::Bundle& request, const reference::Policy& policy = {},
-                            bool single = false);
+/// What `request` asks for, of `given` (itself, or with a fault in it), whose normal form is `form` (or that with a
+/// fault in it). The recurrence or its adjoint in double (or in float with `single`), rounded once to the output types.
+io::Bundle reference_answer(const io::Bundle& request, const io::Bundle& given, NormalForm form,
+                            const reference::Policy& policy = {}, bool single = false);
 
 }  // namespace tidegate::subjects
