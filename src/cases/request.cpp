@@ -376,16 +376,16 @@ void validate(const io::Bundle& request, bool allow_nan) {
     }
     // Shapes come first: the answer's are made from q and v, and a zero-sized stand-in must not be reported.
     io::Bundle answer;
-    const auto attach_answer = [&](Problem& to) {
+    const auto attach_answer = [&](const io::Bundle& asked, Problem& to) {
         const Inputs& p = inputs_of(to);
         const Tensor cu = cu_seqlens_of(to);
         const bool lengths = !cu.present() || (cu.rank == 1 && cu.shape[0] >= 2);
         if (std::holds_alternative<PackedDecode>(to) || (p.q.rank == 4 && p.v.rank == 4 && lengths)) {
-            answer = empty_answer(request);
+            answer = empty_answer(asked);
             attach(to, answer);
         }
     };
-    attach_answer(problem);
+    attach_answer(request, problem);
     check(problem, true);
     // A file may hold both kinds of gates, and upstream gradients: what this call does not use must be sound too.
     io::Bundle other = request;
@@ -398,7 +398,7 @@ void validate(const io::Bundle& request, bool allow_nan) {
     const bool both = has_logits(row) && (other.metadata["gates"] == "given" ? holds("g", "beta") : holds("a", "b"));
     if (both && request.meta("pass", "forward") != "packed") {
         Problem also = bind(other);
-        attach_answer(also);
+        attach_answer(other, also);
         inputs_of(also).allow_neg_eigval = false;
         check(also, true);
     }

@@ -106,7 +106,10 @@ Values run(const io::Bundle& request, const NormalForm& form, const std::vector<
             for (const GradientRow& row : gradients())
                 if (spec.name == row.name) {
                     values.push_back(exact.of(row.role));
-                    if (magnitude != nullptr) magnitude->push_back(sizes.of(row.role));
+                    if (magnitude == nullptr) continue;
+                    magnitude->push_back(sizes.of(row.role));
+                    // A product of two recurrences, each with roundings of its own.
+                    for (double& x : magnitude->back()) x *= 2;
                 }
         return values;
     }

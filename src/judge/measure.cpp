@@ -16,7 +16,7 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 
 constexpr std::array kGates{
     Gate{
-        Profile::derived, "derived", 2,
+        Profile::derived, "derived", 3,
         "error <= 2x the twin's per tensor and head, 8x per token; plus half an ulp and 2^-23 of the step's magnitude"},
     Gate{Profile::kcp, "kcp", 1, "nrmse < 5e-3 per sequence"},
     Gate{Profile::chunk_fp16, "chunk-fp16", 1, "cosine >= 0.999 and nrmse <= 0.02"},
@@ -41,6 +41,8 @@ double size_ratio(const Sums& s) { return s.out == 0 && s.ref == 0 ? 1 : ratio(s
 double derived_limit(double twin, const Sums& s) {
     return twin + rms(s.ulp, s.count) + 0x1p-23 * rms(s.magnitude, s.count);
 }
+/// Of a tensor or a head. The RMS of a few errors is no measure of the next few: they are judged as a token's are.
+double whole_limit(const Sums& s) { return derived_limit((s.count < 16 ? 8 : 2) * rms(s.twin, s.count), s); }
 
 void accumulate(Sums& to, const Sums& s) {
     to.err += s.err, to.ref += s.ref, to.out += s.out, to.dot += s.dot, to.count += s.count;
@@ -199,12 +201,11 @@ void Gauge::apply_gate(const Totals& t, Measures& m) const {
         case Profile::derived:
             break;
     }
-    const double limit = derived_limit(2 * rms(t.all.twin, t.all.count), t.all);
+    const double limit = whole_limit(t.all);
     m.limit = ratio(limit, rms(t.all.ref, t.all.count));
     look(rms(t.all.err, t.all.count), limit, "the tensor");
     for (std::size_t h = 0; h < t.heads.size(); ++h)
-        look(rms(t.heads[h].err, t.heads[h].count),
-             derived_limit(2 * rms(t.heads[h].twin, t.heads[h].count), t.heads[h]), "head " + std::to_string(h));
+        look(rms(t.heads[h].err, t.heads[h].count), whole_limit(t.heads[h]), "head " + std::to_string(h));
     for (std::size_t c = 0; c < t.cells.size(); ++c) {
         const Cell& cell = output_.cells[c];
         const Sums& s = t.cells[c];

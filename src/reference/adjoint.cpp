@@ -28,7 +28,7 @@ void add_outer(const Vector<Real>& x, const Vector<Real>& y, Vector<Real>& S, Re
 }
 
 /// Steps of one sequence and value head, from the last to the first. With `magnitudes` every term counts with its
-/// absolute value.
+/// absolute value, and a decay made from logits also with what a rounding of the gate moves it by.
 template <class Real>
 class Steps {
 public:
@@ -91,7 +91,8 @@ private:
 
     void decay(const Vector<Real>& g, Vector<Real>& S) const {
         for (std::size_t i = 0; i < K_; ++i) {
-            const Real d = std::exp(g[i]);
+            Real d = std::exp(g[i]);
+            if (magnitudes_ && nf_.gate.kind != GateKind::given) d *= 1 + std::min(std::fabs(g[i]), Real(128));
             for (std::size_t j = 0; j < V_; ++j) S[i * V_ + j] *= d;
         }
     }
@@ -107,9 +108,8 @@ private:
         const bool shared = role == Role::q || role == Role::k;
         const std::size_t first = static_cast<std::size_t>(batch_ * rows + at) * x.size();
         for (std::size_t i = 0; i < x.size(); ++i) {
-            const Real sum = policy_.mistake == Mistake::last_head_only && shared
-                                 ? x[i]
-                                 : static_cast<Real>(to[first + i]) + x[i];
+            const Real sum =
+                policy_.mistake == Mistake::last_head_only && shared ? x[i] : static_cast<Real>(to[first + i]) + x[i];
             to[first + i] = static_cast<double>(sum);
         }
     }
@@ -130,8 +130,8 @@ private:
         Vector<Real> x(s.vector ? d.size() : 1, Real(0));
         for (std::size_t i = 0; i < d.size(); ++i) x[s.vector ? i : 0] += d[i];
         for (std::size_t i = 0; i < x.size(); ++i)
-            x[i] *= abs(strength_slope(s.kind, load_as<Real>(s.x, offset_of(s.x, batch_, row, h_) +
-                                                                      static_cast<std::int64_t>(i))));
+            x[i] *= abs(strength_slope(
+                s.kind, load_as<Real>(s.x, offset_of(s.x, batch_, row, h_) + static_cast<std::int64_t>(i))));
         return x;
     }
 
@@ -180,8 +180,8 @@ private:
             const auto channel = static_cast<std::int64_t>(i);
             Real x = load_as<Real>(source.x, offset_of(source.x, batch_, t, h_) + channel);
             if (f_.has(Role::dt_bias))
-                x += load_as<Real>(source.dt_bias, vector ? offset_of(source.dt_bias, h_, channel)
-                                                          : offset_of(source.dt_bias, h_));
+                x += load_as<Real>(source.dt_bias,
+                                   vector ? offset_of(source.dt_bias, h_, channel) : offset_of(source.dt_bias, h_));
             const GateSlope<Real> slope = gate_slope(source, A_log, x, clamps);
             d_A_log[0] += times(abs(slope.by_A_log), d[i]);
             d[i] = d_bias[i] = times(abs(slope.by_x), d[i]);
@@ -208,17 +208,20 @@ private:
     std::size_t K_, V_;
 };
 
-/// The state before every step, and after the last.
+/// The state before every step, and after the last; `sizes`, if given, gets the terms that each was the sum of.
 template <class Real>
-std::vector<Vector<Real>> states(const NormalForm& nf, const Policy& policy, std::int64_t n, std::int64_t h) {
+std::vector<Vector<Real>> states(const NormalForm& nf, const Policy& policy, std::int64_t n, std::int64_t h,
+                                 std::vector<Vector<Real>>* sizes) {
     const Span span = nf.sequence(n);
     std::vector<Vector<Real>> all{initial_state<Real>(nf, n, h)};
+    if (sizes != nullptr) sizes->push_back(absolute(all.back()));
     Token<Real> token(nf, policy);
     for (std::int64_t t = span.begin; t < span.end; ++t) {
         if (policy.mistake == Mistake::chunk_reset && t > span.begin && (t - span.begin) % kResetChunk == 0)
             std::fill(all.back().begin(), all.back().end(), Real(0));
         for (std::int64_t step = 0; step < nf.steps; ++step) {
             token.s.load(nf, span.batch, t, h, step);
+            if (sizes != nullptr) sizes->push_back(token.magnitude(step == 0 ? all.back() : sizes->back()));
             all.push_back(all.back());
             token.update(all.back());
         }
@@ -234,22 +237,25 @@ Step<Real> sizes_of(Step<Real> s) {
 
 template <class Real>
 void sequence(const BackwardForm& f, const Policy& policy, std::int64_t n, std::int64_t h, Gradients& out,
-              Gradients* mag) {
+              Gradients* mag, Gradients* scratch) {
     const NormalForm& nf = f.nf;
     const Span span = nf.sequence(n);
-    const std::vector<Vector<Real>> S = states<Real>(nf, policy, n, h);
+    std::vector<Vector<Real>> sizes;
+    const std::vector<Vector<Real>> S = states<Real>(nf, policy, n, h, mag != nullptr ? &sizes : nullptr);
     Vector<Real> G(static_cast<std::size_t>(nf.K * nf.V), Real(0));
     for (std::int64_t i = 0; f.dht.present() && i < nf.K; ++i)
         for (std::int64_t j = 0; j < nf.V; ++j)
             G[static_cast<std::size_t>(i * nf.V + j)] = load_as<Real>(f.dht, offset_of(f.dht, n, h, i, j));
-    Vector<Real> M = absolute(G);
-    Steps<Real> steps(f, policy, n, h, false, out), terms(f, policy, n, h, true, mag != nullptr ? *mag : out);
+    // Terms of G as of S: those of the step that made it, from the true gradient that the step started from.
+    Vector<Real> M = absolute(G), next = M;
+    Steps<Real> steps(f, policy, n, h, false, out), terms(f, policy, n, h, true, mag != nullptr ? *mag : out),
+        carried(f, policy, n, h, true, scratch != nullptr ? *scratch : out);
     Step<Real> s(nf);
     for (std::int64_t t = span.end - 1; t >= span.begin; --t) {
         if (policy.mistake == Mistake::state_gradient_reset && (t + 1 - span.begin) % kResetChunk == 0 &&
             t + 1 < span.end)
             std::fill(G.begin(), G.end(), Real(0));
-        M = absolute(G);
+        next = absolute(G);
         for (std::int64_t step = nf.steps - 1; step >= 0; --step) {
             const auto at = static_cast<std::size_t>((t - span.begin) * nf.steps + step);
             s.load(nf, span.batch, t, h, step);
@@ -257,9 +263,12 @@ void sequence(const BackwardForm& f, const Policy& policy, std::int64_t n, std::
             steps.update(s, S[at], t, step, G);
             if (mag == nullptr) continue;
             const Step<Real> size = sizes_of(s);
-            if (step + 1 == nf.steps) terms.read(size, absolute(S[at + 1]), t, M);
-            terms.update(size, absolute(S[at]), t, step, M);
+            if (step + 1 == nf.steps) terms.read(size, sizes[at + 1], t, M);
+            if (step + 1 == nf.steps) carried.read(size, sizes[at + 1], t, next);
+            terms.update(size, sizes[at], t, step, M);
+            carried.update(size, sizes[at], t, step, next);
         }
+        M = next;
     }
     const auto keep = [&](const Vector<Real>& from, Gradients& to) {
         std::transform(from.begin(), from.end(),
@@ -284,9 +293,10 @@ Gradients::Gradients(const BackwardForm& form) {
 
 template <class Real>
 Gradients adjoint(const BackwardForm& form, const Policy& policy, Gradients* magnitude) {
-    Gradients out(form);
+    Gradients out(form), scratch(form);
     for (std::int64_t n = 0; n < form.nf.sequences; ++n)
-        for (std::int64_t h = 0; h < form.nf.value_heads; ++h) sequence<Real>(form, policy, n, h, out, magnitude);
+        for (std::int64_t h = 0; h < form.nf.value_heads; ++h)
+            sequence<Real>(form, policy, n, h, out, magnitude, magnitude != nullptr ? &scratch : nullptr);
     return out;
 }
 
