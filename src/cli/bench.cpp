@@ -169,14 +169,14 @@ public:
                                     peak_[t] * 1e-9, cpu::copy_bandwidth(t) * 1e-9);
         }
         fmt::print(to, "isa {}, peer {}{}\n", cpu::current_isa(), peer_.name(), ceilings);
-        const bool decodes = list[0].pass != "forward";
+        const bool decodes = cases::decodes(list[0]);
         Table table({"case", "path", "threads", "ms", "spread", decodes ? "GB/s" : "GFLOP/s",
                      decodes ? "of copy" : "of peak", "peer ms", "ratio", "peer nrmse"});
         for (const cases::Case& c : list) one(c, table);
         table.print(to);
-        const char* const unit = decodes
-                                     ? "GB/s: the state read and written; copy: the same states copied, in the same run"
-                                     : "GFLOP/s: 6 K V a head and token";
+        const char* const unit =
+            decodes ? "GB/s: the state read and written; copy: the same states copied, in the same run"
+                    : "GFLOP/s: of the products with states, 6 K V a head and row (free 8, backward 16, 22)";
         fmt::print(to, "  {}; ms: median; spread: (90 % - 10 %) / median; ratio: peer ms / ms\n", unit);
         return kPass;
     }
@@ -192,7 +192,9 @@ private:
         Aligned aligned;
         for (Tensor* t : cases::tensors_of(problem)) aligned.take(*t);
         const NormalForm form = cases::form_of(problem);
-        const double flop = 6.0 * static_cast<double>(c.K * c.V) * static_cast<double>(c.B * c.T * c.HV);
+        // Of the products with states: 6 K V a tied row and head, 8 a free one; backward with its recomputation.
+        const double each = c.pass == "backward" ? (form.tied ? 16.0 : 22.0) : form.tied ? 6.0 : 8.0;
+        const double flop = each * static_cast<double>(c.K * c.V) * static_cast<double>(c.B * c.T * form.steps * c.HV);
         const Copy copy(form);
         for (const int threads : threads_) {
             Options options;
@@ -204,7 +206,7 @@ private:
                 std::memcpy(form.initial_state.data, pool->bytes.data(), pool->bytes.size());
             Times ours, theirs, copies;
             cases::run(problem, options);  // pages, pool and caches
-            const std::vector<float> first = values_of(form.o);
+            const std::vector<float> first = peer != nullptr ? values_of(form.o) : std::vector<float>();
             if (peer != nullptr) peer_.run_(peer);
             // Blocks in turns, so that what disturbs the machine disturbs both. After its own, a threaded peer's
             // workers may spin for a while: they are given the time to sleep.
@@ -256,14 +258,15 @@ private:
 
     /// The peer on the same tensors; logits are turned into the gates that they mean.
     void* open(const cases::Case& c, io::Bundle request, int threads, std::string& why) {
-        faults::materialise_gates(cases::form_of(cases::bind(request)), request);
+        if (c.pass != "backward") faults::materialise_gates(cases::form_of(cases::bind(request)), request);
         const NormalForm nf = cases::form_of(cases::bind(request));
-        const bool plain = c.dtype == Dtype::fp32 && c.B == 1 && !nf.cu_seqlens.present() &&
+        const bool plain = c.pass != "backward" && nf.tied && nf.steps == 1 && nf.gate.decay != Decay::none &&
+                           !nf.erase.vector && c.dtype == Dtype::fp32 && c.B == 1 && !nf.cu_seqlens.present() &&
                            nf.initial_state.present() && nf.initial_state.dtype == Dtype::fp32 && nf.source(0) >= 0 &&
                            !nf.qk_l2norm && nf.initial_state.stride[3] == 1 && !nf.every_token() &&
                            c.key("strides").empty();
         if (!plain) {
-            why = "skipped: the peer takes plain fp32 cases of one sequence with a state";
+            why = "skipped: the peer takes plain fp32 gdn and kda of one sequence with a state, forward";
             return nullptr;
         }
         const auto floats = [](const Tensor& t) { return static_cast<const float*>(t.data); };

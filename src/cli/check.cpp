@@ -127,6 +127,7 @@ private:
         if (now.persistent) text += " --persistent";
         if (now.limits.timeout != usual.limits.timeout) text += fmt::format(" --timeout {}", now.limits.timeout);
         if (now.limits.grace != usual.limits.grace) text += fmt::format(" --grace {}", now.limits.grace);
+        if (now.memory_limit != usual.memory_limit) text += fmt::format(" --memory-limit {}", now.memory_limit);
         if (now.threads != usual.threads) text += fmt::format(" --threads {}", now.threads);
         if (!o_.isa.empty()) text += " --isa " + o_.isa;
         return text;
@@ -145,6 +146,7 @@ private:
         cases::attach(problem, answer);
         Options options;
         options.threads = o_.settings.threads;
+        options.memory_limit = o_.settings.memory_limit;
         if (o_.subject == "cuda")
             for (Tensor* t : cases::tensors_of(problem)) t->device = Device::cuda;
         std::string text = cases::plan_of(problem, options).text();

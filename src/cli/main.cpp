@@ -38,6 +38,12 @@ std::string names(const Rows& rows) {
     return text;
 }
 
+void add_memory_limit(CLI::App& app, std::int64_t& bytes) {
+    app.add_option("--memory-limit", bytes, "bytes that backward on the CPU may allocate (64MB, 1GB, ...); 0: any")
+        ->transform(CLI::AsSizeValue(true))
+        ->capture_default_str();
+}
+
 const char* const kSubjectHelp =
     "cpu | cuda | reference | lib:KERNEL.so | exec:COMMAND | file:ANSWER.safetensors, with an optional +fault:NAME";
 
@@ -46,6 +52,7 @@ void add_subject(CLI::App& app, std::string& subject, tidegate::subjects::Settin
     app.add_option("--timeout", s.limits.timeout, "seconds a case, for lib and exec subjects")->capture_default_str();
     app.add_option("--grace", s.limits.grace, "more seconds while the child's CPU time grows")->capture_default_str();
     app.add_option("--threads", s.threads, "threads of in-process subjects; 0: all cores")->capture_default_str();
+    add_memory_limit(app, s.memory_limit);
 }
 
 void add_ledger(CLI::App& app, cli::LedgerOptions& o) {
@@ -132,7 +139,10 @@ int main(int argc, char** argv) {
     p.add_option("--subject", plan.subject, "cpu | cuda")->capture_default_str();
     p.add_option("--tokens", plan.tokens, "T, for the schedule")->capture_default_str();
     p.add_option("--heads", plan.heads, "H = HV, for the schedule")->capture_default_str();
+    p.add_option("--pass", plan.pass, "forward | backward")->capture_default_str();
+    p.add_option("--n-householder", plan.n_householder, "steps a token, of gdp")->capture_default_str();
     p.add_option("--threads", plan.threads, "0: all cores")->capture_default_str();
+    add_memory_limit(p, plan.memory_limit);
     p.add_option("--json", plan.json, "write a JSON record to a file, - for stdout");
 
     cli::DriftOptions drift;

@@ -163,9 +163,9 @@ void Records::plan(const std::string& rule, const Plan& plan) {
     line(fmt::format(
         R"("record":"plan","protocol":1,"rule":"{}","arithmetic":{{"path":"{}","isa":"{}","bucket_k":{},)"
         R"("bucket_v":{},"pass":{},"operands":"{}","accumulate":"{}"}},"schedule":{{"threads":{},"round":{},"tasks":{},)"
-        R"("slice_v":{},"workspace_bytes":{}}})",
+        R"("slice_v":{},"workspace_bytes":{},"spacing":{},"extra_flop":{}}})",
         rule, a.path, a.isa, a.bucket_k, a.bucket_v, a.pass, a.operands, a.accumulate, s.threads, s.round, s.tasks,
-        s.slice_v, s.workspace_bytes));
+        s.slice_v, s.workspace_bytes, s.spacing, number(s.extra_flop)));
 }
 
 void Records::summary(const Counts& c, double seconds) {

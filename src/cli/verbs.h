@@ -40,8 +40,9 @@ struct RunOptions {
 int run(const RunOptions& options);
 
 struct PlanOptions {
-    std::string rule, dtype = "bf16", subject = "cpu", json;
-    std::int64_t K = 0, V = 0, tokens = 1, heads = 1;
+    std::string rule, pass = "forward", dtype = "bf16", subject = "cpu", json;
+    std::int64_t K = 0, V = 0, tokens = 1, heads = 1, n_householder = 1;
+    std::int64_t memory_limit = 0;  ///< bytes, of backward
     int threads = 0;
 };
 int plan(const PlanOptions& options);

@@ -48,24 +48,29 @@ public:
         const auto take = [&w](std::size_t floats) { return std::exchange(w, w + floats); };
         S_ = take(K_ * Vp_);
         E_ = take(K_ * Vp_);
-        ET_ = take(Vp_ * Kp_);
-        uT_ = take(Vp_ * R);
+        upT_ = take(Vp_ * 2 * R);
+        outT_ = take(Vp_ * 2 * R);
+        on_ = take(K_ * 2 * R);
+        by_ = take(K_ * 2 * R);
+        part_ = take(K_ * R);
         for (Coefficients& c : c_) c = {take(Kp_), take(kRank * Kp_), take(kRank * Kp_), take(kRank * Kp_)};
         b_.x = {take(R * Kp_), take(R * Kp_), take(R * Kp_), take(R * Kp_), take(R * Kp_), Kp_};
-        for (float** x : {&b_.on_do, &b_.on_dw, &b_.by_write, &b_.by_b, &b_.dg}) *x = take(R * Kp_);
+        b_.on_do = take(2 * R * Kp_), b_.on_dw = b_.on_do + R * Kp_;
+        b_.by_write = take(2 * R * Kp_), b_.by_b = b_.by_write + R * Kp_;
+        b_.dg = take(R * Kp_);
         b_.inner = take(Kp_);
         for (float** x : {&bias_, &ones_, &line_, &raw_}) *x = take(std::max(Kp_, Vp_));
         for (float** x : {&v_, &do_, &dv_, &dp_, &p_}) *x = take(R * Vp_);
         for (float** x : {&delta_, &delta_b_, &read_}) *x = take(kRank * Vp_);
-        for (float*& x : dots_) x = take(R * R);
+        for (float*& x : dots_) x = take(2 * R * R);
         dq_sum_ = take(task.shared ? static_cast<std::size_t>(task.longest) * Kp_ : 0);
         dk_sum_ = take(task.shared ? static_cast<std::size_t>(task.longest) * Kp_ : 0);
         const auto segment = static_cast<std::size_t>(task.spacing);
         written_ = take(segment * Vp_);
-        entering_ = take((segment + R - 1) / R * Vp_ * Kp_);
+        entering_ = take((segment + R - 1) / R * K_ * Vp_);
         checkpoints_ = w;
         std::fill_n(ones_, std::max(Kp_, Vp_), 1.0F);
-        b_.do_u = dots_[0], b_.dw_u = dots_[1], b_.do_p = dots_[2], b_.dw_p = dots_[3];
+        b_.do_u = dots_[0], b_.dw_u = dots_[0] + R, b_.do_p = dots_[1], b_.dw_p = dots_[1] + R;
     }
 
     void run() {
@@ -136,55 +141,92 @@ private:
     std::size_t rows_in(std::size_t p, std::size_t n) const { return std::min(kRows, n - p * kRows); }
 
     /// Rows [row, row + n) of the sequence: rows, coefficients, triangles and values.
-    void prepare(Loader& loader, std::int64_t row, std::size_t n) {
+    void prepare(Loader& loader, std::int64_t row, std::size_t n, bool queries) {
         loader.block(first_ + row, n);
         for (std::size_t p = 0; p * kRows < n; ++p) {
             const std::size_t m = rows_in(p, n);
             const Rows x = rows_of(p);
-            loader.rows(first_ + row + static_cast<std::int64_t>(p * kRows), m, x);
-            const auto go = [&](auto front) { front(x, Kp_, c_[p], triangles_[p]); };
-            if constexpr (kTied)
-                m == 4   ? go(front_tied<4>)
-                : m == 3 ? go(front_tied<3>)
-                : m == 2 ? go(front_tied<2>)
-                         : go(front_tied<1>);
-            else
-                m == 2 ? go(front_free<2>) : go(front_free<1>);
+            loader.rows(first_ + row + static_cast<std::int64_t>(p * kRows), m, x, queries);
+            const auto go = [&](auto front, auto again) {
+                queries ? front(x, Kp_, c_[p], triangles_[p]) : again(x, Kp_, c_[p], triangles_[p]);
+            };
+            if constexpr (kTied) {
+                if (m == 4)
+                    go(front_tied<4>, front_tied<4, false>);
+                else if (m == 3)
+                    go(front_tied<3>, front_tied<3, false>);
+                else if (m == 2)
+                    go(front_tied<2>, front_tied<2, false>);
+                else
+                    go(front_tied<1>, front_tied<1, false>);
+            } else if (m == 2) {
+                go(front_free<2>, front_free<2>);
+            } else {
+                go(front_free<1>, front_free<1>);
+            }
         }
         for (std::size_t r = 0; r < n; ++r)
             values_[r] = loader.value(first_ + row + static_cast<std::int64_t>(r), 0, V_, Vp_, v_ + r * Vp_, raw_);
     }
 
-    /// The slice at column c of a state: `writes` rank-1 updates along the columns of `along`.
-    template <std::size_t kWrites>
-    void apply(float* state, std::size_t c, const float* decay, const float* along, const float* delta) const {
-        float *d = const_cast<float*>(decay), *x = const_cast<float*>(along);
-        const Coefficients pending{d, x, x, x};
-        const StateView s = slice(state, c);
+    /// A sweep over the slice at column c of a state, from one place to another: kWrites rank-1 updates along the
+    /// columns of `along`, then, if kReads, read_[m] = its columns times column m of `with`.
+    template <std::size_t kWrites, bool kReads>
+    void sweep(float* from, float* to, std::size_t c, const float* decay, const float* along, const float* delta,
+               const float* with = nullptr) const {
+        const auto table = [](const float* d, const float* x) {
+            float* const y = const_cast<float*>(x);
+            return Coefficients{const_cast<float*>(d), y, y, y};
+        };
+        const Coefficients pending = table(decay, along != nullptr ? along : with),
+                           next = table(decay, kReads ? with : along);
         if (width(c) == kSlice * hn::Lanes(F()))
-            write_sweep<kWrites, kSlice>(K_, pending, s, delta, width(c));
+            go<kWrites, kReads, kSlice>(K_, pending, next, slice(from, c), slice(to, c), delta, read_, width(c));
         else
-            write_sweep<kWrites, 1>(K_, pending, s, delta, width(c));
+            go<kWrites, kReads, 1>(K_, pending, next, slice(from, c), slice(to, c), delta, read_, width(c));
     }
-    template <std::size_t kWrites, std::size_t kVectors>
-    HWY_NOINLINE static void write_sweep(std::size_t K, const Coefficients& pending, StateView s, const float* delta,
-                                         std::size_t width) {
-        walk<kWrites, 0, false, false, kVectors>(K, pending, pending, s, s, delta, nullptr, nullptr, width, {});
+    template <std::size_t kWrites, bool kReads, std::size_t kVectors>
+    HWY_NOINLINE static void go(std::size_t K, const Coefficients& pending, const Coefficients& next, StateView from,
+                                StateView to, const float* delta, float* read, std::size_t width) {
+        constexpr std::size_t kM = kReads ? kRank : 0;
+        if constexpr (kManyRegisters || kWrites == 0 || !kReads) {
+            walk<kWrites, kM, kReads, false, kVectors>(K, pending, next, from, to, delta, read, nullptr, width, {});
+        } else {
+            walk<kWrites, 0, false, false, kVectors>(K, pending, next, from, to, delta, read, nullptr, width, {});
+            walk<0, kM, true, false, kVectors>(K, pending, next, to, to, delta, read, nullptr, width, {});
+        }
     }
-    /// read_[m] = the slice's columns times column m of `with`.
-    void read(float* state, std::size_t c, const float* with) const {
-        float* const x = const_cast<float*>(with);
-        const Coefficients next{x, x, x, x};
-        const StateView s = slice(state, c);
-        if (width(c) == kSlice * hn::Lanes(F()))
-            read_sweep<kSlice>(K_, next, s, read_, width(c));
-        else
-            read_sweep<1>(K_, next, s, read_, width(c));
+
+    /// Lines of the block that comes next, from row `next` and below `end`, into L2: a share of it for each slice and
+    /// pass of this one. Rows of a head lie pages apart, where the machine's own prefetchers do not go.
+    void fetch(std::int64_t next, std::int64_t end, std::size_t c, std::size_t p, bool backward) const {
+        const std::size_t slices = (Vp_ + width(0) - 1) / width(0), turns = slices * kPasses;
+        for (std::size_t r = c / width(0) * kPasses + p; r < R; r += turns) {
+            const std::int64_t index = next + static_cast<std::int64_t>(r), row = first_ + index;
+            if (index < 0 || index >= end) return;
+            const std::int64_t token = row / nf_.steps;
+            lines(nf_.k, row, task_.key_head, K_);
+            lines(nf_.v, row, h_, V_);
+            if (nf_.gate.decay == Decay::vector) lines(nf_.gate.x, token, h_, K_);
+            if (!kTied) lines(nf_.a, token, h_, K_), lines(nf_.b, token, h_, K_);
+            if (!backward) continue;
+            lines(nf_.q, token, task_.key_head, K_);
+            lines(f_.d_o, token, h_, V_);
+            if (f_.of(Role::v).present()) lines<1>(f_.of(Role::v), row, h_, V_);
+            if (f_.of(Role::k).present() && !after_) lines<1>(f_.of(Role::k), row, task_.key_head, K_);
+            if (f_.of(Role::q).present() && !after_) lines<1>(f_.of(Role::q), token, task_.key_head, K_);
+        }
     }
-    template <std::size_t kVectors>
-    HWY_NOINLINE static void read_sweep(std::size_t K, const Coefficients& next, StateView s, float* read,
-                                        std::size_t width) {
-        walk<0, kRank, true, false, kVectors>(K, next, next, s, s, nullptr, read, nullptr, width, {});
+    void fetch_state(const float* state, std::size_t c, std::size_t p) const {
+        const std::size_t share = K_ * width(c) / kPasses;
+        const float* const x = state + c * K_ + p * share;
+        for (std::size_t i = 0; i < share; i += 16) __builtin_prefetch(x + i, 0, 2);
+    }
+    template <int kWrite = 0>
+    void lines(const Tensor& t, std::int64_t row, std::int64_t head, std::size_t n) const {
+        const std::int64_t size = bytes_of(t.dtype);
+        const char* const x = static_cast<const char*>(t.data) + offset_of(t, span_.batch, row, head) * size;
+        for (std::size_t i = 0; i < n * static_cast<std::size_t>(size); i += 64) __builtin_prefetch(x + i, kWrite, 2);
     }
 
     // ---- forward again
@@ -192,18 +234,25 @@ private:
         for (std::int64_t row = begin; row < end; row += kBackRows) {
             const auto n = static_cast<std::size_t>(std::min(kBackRows, end - row));
             const std::size_t at = static_cast<std::size_t>(row - begin);
-            float* const entering = entering_ + at / R * Vp_ * Kp_;
-            prepare(loader, row, n);
+            float *const before = entering(at / R), *const after = row + kBackRows < end ? entering(at / R + 1) : S_;
+            if (row == begin) std::copy_n(S_, K_ * Vp_, before);
+            prepare(loader, row, n, false);
             each_slice([&](std::size_t c) {
-                transpose(S_ + c * K_, width(c), K_, Kp_, width(c), entering + c * Kp_, Kp_);
+                sweep<0, true>(before, before, c, ones_, nullptr, nullptr, c_[0].erase);
                 for (std::size_t p = 0; p * kRows < n; ++p) {
-                    read(S_, c, c_[p].erase);
+                    float* const from = p == 0 ? before : S_;
+                    fetch(row + kBackRows, end, c, p, false);
                     connect(p, rows_in(p, n), c, written_ + at * Vp_);
-                    apply<kRank>(S_, c, c_[p].decay, c_[p].write, delta_);
+                    if ((p + 1) * kRows < n)
+                        sweep<kRank, true>(from, S_, c, c_[p].decay, c_[p].write, delta_, c_[p + 1].erase);
+                    else
+                        sweep<kRank, false>(from, after, c, c_[p].decay, c_[p].write, delta_);
                 }
             });
         }
     }
+    /// The state that enters a block of the segment.
+    float* entering(std::size_t block) const { return entering_ + block * K_ * Vp_; }
 
     /// From what the state answered to what a pass's rows write: delta_, and u (free: p) of each row.
     void connect(std::size_t p, std::size_t m, std::size_t c, float* written) const {
@@ -239,47 +288,71 @@ private:
 
     // ---- backward
     void block(Loader& loader, std::int64_t row, std::size_t n, std::int64_t segment) {
-        prepare(loader, row, n);
+        prepare(loader, row, n, true);
         for (std::size_t r = 0; r < n; ++r) upstream(row + static_cast<std::int64_t>(r), do_ + r * Vp_);
         const auto at = static_cast<std::size_t>(row - segment);
-        const float *S = entering_ + at / R * Vp_ * Kp_, *written = written_ + at * Vp_, *with_k = written;
+        const float *S = entering(at / R), *written = written_ + at * Vp_, *with_k = written;
         if constexpr (!kTied) {
             for (std::size_t r = 0; r < n; ++r)
                 std::copy_n(values_[r].row, Vp_, p_ + r * Vp_);  // what is written along k: the values
             with_k = p_;
         }
-        each_slice([&](std::size_t c) { transpose(E_ + c * K_, width(c), K_, Kp_, width(c), ET_ + c * Kp_, Kp_); });
-        product(with_k, Vp_, ET_, Kp_, Vp_, Kp_, b_.by_write, Kp_);
-        if (!kTied) product(written, Vp_, ET_, Kp_, Vp_, Kp_, b_.by_b, Kp_);
-        sum_of_products(S, ET_, Vp_, Kp_, b_.inner);
+        // Products along K, with rows as lanes: first of what rows wrote, with E as it leaves the block.
+        constexpr std::size_t kBy = kTied ? R : 2 * R;
+        transpose(with_k, Vp_, R, R, Vp_, upT_, kBy);
+        if (!kTied) transpose(written, Vp_, R, R, Vp_, upT_ + R, kBy);
         each_slice([&](std::size_t c) {
-            for (std::size_t p = (n + kRows - 1) / kRows; p-- > 0;) {
-                read(E_, c, c_[p].write);
+            product(E_ + c * K_, width(c), upT_ + c * kBy, width(c), K_, kBy, by_, c > 0);
+            fold_products(S + c * K_, E_ + c * K_, K_, width(c), part_, c > 0);
+        });
+        constexpr std::size_t kQuery = kTied ? 4 : 2;
+        const std::size_t passes = (n + kRows - 1) / kRows;
+        each_slice([&](std::size_t c) {
+            sweep<0, true>(E_, E_, c, ones_, nullptr, nullptr, c_[passes - 1].write);
+            for (std::size_t p = passes; p-- > 0;) {
+                fetch(row - kBackRows, row, c, p, true);
+                if (at >= R) fetch_state(entering(at / R - 1), c, p);
                 connect_back(p, rows_in(p, n), c);
-                apply<kTied ? 4 : 2>(E_, c, c_[p].decay, c_[p].query, delta_);
-                apply<kTied ? 4 : 2>(E_, c, ones_, c_[p].erase, delta_b_);
+                sweep<kQuery, false>(E_, E_, c, c_[p].decay, c_[p].query, delta_);
+                if (p > 0)
+                    sweep<kQuery, true>(E_, E_, c, ones_, c_[p].erase, delta_b_, c_[p - 1].write);
+                else
+                    sweep<kQuery, false>(E_, E_, c, ones_, c_[p].erase, delta_b_);
             }
         });
-        const float* const dw = kTied ? dv_ : dp_;
-        product(do_, Vp_, S, Kp_, Vp_, Kp_, b_.on_do, Kp_);
-        product(dw, Vp_, S, Kp_, Vp_, Kp_, b_.on_dw, Kp_);
-        const auto dots = [&](const float* with, float* of_do, float* of_dw) {
-            transpose(with, Vp_, R, R, Vp_, uT_, R);
-            product(do_, Vp_, uT_, R, Vp_, R, of_do, R);
-            product(dw, Vp_, uT_, R, Vp_, R, of_dw, R);
-        };
-        dots(with_k, dots_[0], dots_[1]);
-        if (!kTied) dots(written, dots_[2], dots_[3]);
+        // Then of what rows were read for, with the state as it enters.
+        transpose(do_, Vp_, R, R, Vp_, outT_, 2 * R);
+        transpose(kTied ? dv_ : dp_, Vp_, R, R, Vp_, outT_ + R, 2 * R);
+        each_slice(
+            [&](std::size_t c) { product(S + c * K_, width(c), outT_ + c * 2 * R, width(c), K_, 2 * R, on_, c > 0); });
+        transpose(by_, kBy, K_, Kp_, kBy, b_.by_write, Kp_);
+        transpose(on_, 2 * R, K_, Kp_, 2 * R, b_.on_do, Kp_);
+        add_parts();
+        product(with_k, Vp_, outT_, Vp_, R, 2 * R, dots_[0]);
+        if (!kTied) product(written, Vp_, outT_, Vp_, R, 2 * R, dots_[1]);
         pairs<kTied>(b_, n, Kp_);
         for (std::size_t r = 0; r < n; ++r) raise(loader, row + static_cast<std::int64_t>(r), r);
+    }
+
+    /// inner[i] = the sum of row i of part_.
+    void add_parts() {
+        const F f;
+        const std::size_t lanes = hn::Lanes(f);
+        float* const rows = b_.dg;  // [lanes, Kp]; free until pairs() writes it
+        transpose(part_, lanes, K_, Kp_, lanes, rows, Kp_);
+        for (std::size_t i = 0; i < Kp_; i += lanes) {
+            Vec all = hn::LoadU(f, rows + i);
+            for (std::size_t l = 1; l < lanes; ++l) all = hn::Add(all, hn::LoadU(f, rows + l * Kp_ + i));
+            hn::StoreU(all, f, b_.inner + i);
+        }
     }
 
     /// do of a token at its last step; zeros before.
     void upstream(std::int64_t row, float* to) const {
         const std::int64_t at = first_ + row;
-        std::fill_n(to, Vp_, 0.0F);
-        if ((at + 1) % nf_.steps == 0)
-            widen(f_.d_o.dtype, f_.d_o.data, offset_of(f_.d_o, span_.batch, at / nf_.steps, h_), V_, to);
+        const std::size_t n = (at + 1) % nf_.steps == 0 ? V_ : 0;
+        if (n > 0) widen(f_.d_o.dtype, f_.d_o.data, offset_of(f_.d_o, span_.batch, at / nf_.steps, h_), n, to);
+        std::fill(to + n, to + Vp_, 0.0F);
     }
 
     /// From what E answered to dv (and dp) of a pass's rows, last first, and to what E is written with.
@@ -354,9 +427,8 @@ private:
         float *dq = b_.on_do + r * Kp_, *de = b_.on_dw + r * Kp_, *dk = b_.by_write + r * Kp_, *dv = dv_ + r * Vp_;
         std::int64_t at = 0;
         if ((row + 1) % nf_.steps == 0) {
-            std::fill_n(line_, Kp_, 0.0F);
-            add(static_cast<float>(nf_.scale), dq, Kp_, line_);
-            add_up(Role::q, nf_.q, token, dq_sum_, index / nf_.steps, line_);
+            scaled(static_cast<float>(nf_.scale), dq, Kp_, dq);
+            add_up(Role::q, nf_.q, token, dq_sum_, index / nf_.steps, dq);
         }
         if (kTied) strengths(loader, row, r, de, dk, dv);
         add_up(Role::k, nf_.k, row, dk_sum_, index, dk);
@@ -383,10 +455,7 @@ private:
             multiply(raw_, dv, Vp_, dv);
         } else if (w.kind != StrengthKind::one) {
             d_write = dot(values_[r].row, dv, Vp_);
-            const float strength = loader.write_of(row);
-            std::fill_n(line_, Vp_, 0.0F);
-            add(strength, dv, Vp_, line_);
-            std::copy_n(line_, Vp_, dv);
+            scaled(loader.write_of(row), dv, Vp_, dv);
         }
         const float* const k = b_.x.k + r * Kp_;
         if (e.vector) {
@@ -447,10 +516,11 @@ private:
     Triangles triangles_[kPasses];
     Values values_[R];
     BlockRows b_;
-    float *S_, *E_, *ET_, *uT_, *bias_, *ones_, *line_, *raw_, *v_, *do_, *dv_, *dp_, *p_, *delta_, *delta_b_, *read_;
-    float *dots_[4], *dq_sum_, *dk_sum_;
+    float *S_, *E_, *upT_, *outT_, *on_, *by_, *part_, *bias_, *ones_, *line_, *raw_, *v_, *do_, *dv_, *dp_, *p_,
+        *delta_, *delta_b_, *read_;
+    float *dots_[2], *dq_sum_, *dk_sum_;
     float *written_, *entering_,
-        *checkpoints_;  ///< of a segment: u (free: p) by row, states^T by block; of all: states
+        *checkpoints_;  ///< of a segment: u (free: p) by row, states by block; of all: states
 };
 
 void backward_tied(const BackwardForm& form, const BackwardTask& task) { Reverse<true>(form, task).run(); }

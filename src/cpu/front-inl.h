@@ -46,7 +46,8 @@ HWY_INLINE void store_by_row(F f, const Vec (&v)[kRank], float* to) {
 
 /// Tied: with P_t = d_0 ... d_t, row t reads (P_t o e_t)^T S and (P_t o q_t)^T S of the state S entering the pass, and
 /// what it writes along k_t has decayed by d_{t+1} ... d_{M-1} when the pass ends.
-template <std::size_t M>
+/// Without queries, what rows read for their outputs is left out.
+template <std::size_t M, bool kQueries = true>
 void front_tied(const Rows& x, std::size_t K, const Coefficients& to, Triangles& tri) {
     const F f;
     const Vec zero = hn::Zero(f);
@@ -59,7 +60,7 @@ void front_tied(const Rows& x, std::size_t K, const Coefficients& to, Triangles&
         TIDEGATE_UNROLL
         for (std::size_t t = 0; t < M; ++t) {
             d[t] = hn::Load(f, x.at(x.d, t) + i);
-            q[t] = hn::Load(f, x.at(x.q, t) + i);
+            if (kQueries) q[t] = hn::Load(f, x.at(x.q, t) + i);
             k[t] = hn::Load(f, x.at(x.k, t) + i);
             e[t] = hn::Load(f, x.at(x.e, t) + i);
         }
@@ -70,7 +71,7 @@ void front_tied(const Rows& x, std::size_t K, const Coefficients& to, Triangles&
         for (std::size_t t = 0; t < M; ++t) {
             P = hn::Mul(P, d[t]);
             r[t] = hn::Mul(P, e[t]);
-            o[t] = hn::Mul(P, q[t]);
+            if (kQueries) o[t] = hn::Mul(P, q[t]);
         }
         TIDEGATE_UNROLL
         for (std::size_t u = 0; u < M; ++u) {
@@ -81,24 +82,24 @@ void front_tied(const Rows& x, std::size_t K, const Coefficients& to, Triangles&
         TIDEGATE_UNROLL
         for (std::size_t j = 0; j < M; ++j) {
             Vec c = k[j];
-            qk[j][j] = hn::MulAdd(q[j], c, qk[j][j]);
+            if (kQueries) qk[j][j] = hn::MulAdd(q[j], c, qk[j][j]);
             TIDEGATE_UNROLL
             for (std::size_t t = j + 1; t < M; ++t) {
                 c = hn::Mul(c, d[t]);
                 ek[t][j] = hn::MulAdd(e[t], c, ek[t][j]);
-                qk[t][j] = hn::MulAdd(q[t], c, qk[t][j]);
+                if (kQueries) qk[t][j] = hn::MulAdd(q[t], c, qk[t][j]);
             }
         }
         hn::Store(P, f, to.decay + i);
         store_by_row(f, w, to.write + kRank * i);
         store_by_row(f, r, to.erase + kRank * i);
-        store_by_row(f, o, to.query + kRank * i);
+        if (kQueries) store_by_row(f, o, to.query + kRank * i);
     }
     TIDEGATE_UNROLL
     for (std::size_t t = 0; t < M; ++t) TIDEGATE_UNROLL
     for (std::size_t j = 0; j <= t; ++j) {
         tri.erase_on_k[t][j] = sum(f, ek[t][j]);
-        tri.read_on_k[t][j] = sum(f, qk[t][j]);
+        if (kQueries) tri.read_on_k[t][j] = sum(f, qk[t][j]);
     }
 }
 
@@ -195,15 +196,16 @@ public:
         for (std::size_t r = 0; r < rows; r += kCpuBucket) decays(s, A_log_, bias_, kCpuBucket, decays_ + r);
     }
 
-    /// Rows [row, row + m) of the block.
-    void rows(std::int64_t row, std::size_t m, const Rows& x) const {
+    /// Rows [row, row + m) of the block; without queries, q is left as it is.
+    void rows(std::int64_t row, std::size_t m, const Rows& x, bool queries = true) const {
         for (std::size_t t = 0; t < m; ++t) {
             const std::int64_t r = row + static_cast<std::int64_t>(t), token = r / nf_.steps;
             const auto scale = static_cast<float>(nf_.scale);
-            load(nf_.q, offset_of(nf_.q, batch_, token, key_head_), x.at(x.q, t), nf_.qk_l2norm ? 1.0F : scale);
+            if (queries)
+                load(nf_.q, offset_of(nf_.q, batch_, token, key_head_), x.at(x.q, t), nf_.qk_l2norm ? 1.0F : scale);
             load(nf_.k, offset_of(nf_.k, batch_, r, key_head_), x.at(x.k, t));
             if (nf_.qk_l2norm) {
-                normalise(x.at(x.q, t), Kp_, scale);
+                if (queries) normalise(x.at(x.q, t), Kp_, scale);
                 normalise(x.at(x.k, t), Kp_, 1.0F);
             }
             decay(r, x.at(x.d, t));

@@ -26,7 +26,7 @@ struct BlockRows {
     float *on_do, *on_dw;      ///< S do_t, S dw_t; become S_t do_t and what row t reads times dw_t
     float *by_write, *by_b;    ///< E u_t (free: E v_t), E p_t; become gradients of k and b along their writes
     float *dg, *inner;         ///< gradient of the log-decays; [stride]: sum_j S[:, j] E[:, j]
-    const float *do_u, *dw_u;  ///< [kBackRows, kBackRows]: do_m . u_t, dw_m . u_t (free: v_t)
+    const float *do_u, *dw_u;  ///< [t, m], 2 kBackRows a row: do_m . u_t, dw_m . u_t (free: v_t)
     const float *do_p, *dw_p;  ///< free: do_m . p_t, dw_m . p_t
 };
 
@@ -43,7 +43,7 @@ HWY_NOINLINE void pairs(const BlockRows& b, std::size_t n, std::size_t Kp) {
         const auto put = [&](Vec v, float* x, std::size_t t)
                              TIDEGATE_INNER { hn::StoreU(v, f, x + t * b.x.stride + i); };
         const auto scalar = [&](const float* c, std::size_t m, std::size_t t)
-                                TIDEGATE_INNER { return hn::Set(f, c[m * R + t]); };
+                                TIDEGATE_INNER { return hn::Set(f, c[t * 2 * R + m]); };
         E_then[n - 1] = hn::Set(f, 1.0F);
         for (std::size_t t = n; t-- > 0;) {
             if (t + 1 < n) {

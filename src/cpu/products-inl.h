@@ -15,84 +15,102 @@
 HWY_BEFORE_NAMESPACE();
 namespace tidegate::cpu::HWY_NAMESPACE {
 
-/// to[c, r] = from[r, c] for r < rows, and 0 up to `padded`; columns are a multiple of 4. Strides in floats.
+/// to[c, r] = from[r, c] for r < rows, and 0 up to `padded`; columns are a multiple of 8. Strides in floats.
 HWY_NOINLINE void transpose(const float* from, std::size_t from_stride, std::size_t rows, std::size_t padded,
                             std::size_t columns, float* to, std::size_t to_stride) {
-    const hn::FixedTag<float, 4> q;
-    std::size_t r = 0;
-    for (; r + 4 <= rows; r += 4)
-        for (std::size_t c = 0; c < columns; c += 4) {
+    const hn::CappedTag<float, 8> d;  // two blocks of four columns, or one
+    constexpr std::size_t kLanes = hn::MaxLanes(d);
+    const hn::FixedTag<float, 4> four;
+    const std::size_t whole = rows / 4 * 4;
+    for (std::size_t c = 0; c < columns; c += kLanes)
+        for (std::size_t r = 0; r < whole; r += 4) {  // along the columns of `to`: whole lines, one after another
             const float* x = from + r * from_stride + c;
-            const auto a = hn::LoadU(q, x), b = hn::LoadU(q, x + from_stride), d = hn::LoadU(q, x + 2 * from_stride),
-                       e = hn::LoadU(q, x + 3 * from_stride);
-            const auto ad = hn::InterleaveLower(q, a, d), be = hn::InterleaveLower(q, b, e),
-                       AD = hn::InterleaveUpper(q, a, d), BE = hn::InterleaveUpper(q, b, e);
-            float* y = to + c * to_stride + r;
-            hn::StoreU(hn::InterleaveLower(q, ad, be), q, y);
-            hn::StoreU(hn::InterleaveUpper(q, ad, be), q, y + to_stride);
-            hn::StoreU(hn::InterleaveLower(q, AD, BE), q, y + 2 * to_stride);
-            hn::StoreU(hn::InterleaveUpper(q, AD, BE), q, y + 3 * to_stride);
+            const auto row0 = hn::LoadU(d, x), row1 = hn::LoadU(d, x + from_stride),
+                       row2 = hn::LoadU(d, x + 2 * from_stride), row3 = hn::LoadU(d, x + 3 * from_stride);
+            const auto even = hn::InterleaveLower(d, row0, row2), odd = hn::InterleaveLower(d, row1, row3),
+                       EVEN = hn::InterleaveUpper(d, row0, row2), ODD = hn::InterleaveUpper(d, row1, row3);
+            const auto put = [&](auto v, std::size_t column) TIDEGATE_INNER {
+                float* const y = to + (c + column) * to_stride + r;
+                if constexpr (kLanes == 8) {
+                    hn::StoreU(hn::LowerHalf(four, v), four, y);
+                    hn::StoreU(hn::UpperHalf(four, v), four, y + 4 * to_stride);
+                } else {
+                    hn::StoreU(v, four, y);
+                }
+            };
+            put(hn::InterleaveLower(d, even, odd), 0);
+            put(hn::InterleaveUpper(d, even, odd), 1);
+            put(hn::InterleaveLower(d, EVEN, ODD), 2);
+            put(hn::InterleaveUpper(d, EVEN, ODD), 3);
         }
-    for (; r < padded; ++r)
+    for (std::size_t r = whole; r < padded; ++r)
         for (std::size_t c = 0; c < columns; ++c) to[c * to_stride + r] = r < rows ? from[r * from_stride + c] : 0.0F;
 }
 
-/// out[t, :] = sum_j x[t, j] m[j, :] for kRows rows and kVectors vectors of columns; sums run over j in order.
+/// out[r, :] (+)= sum_j x[r, j] m[j, :] for kRows rows and kVectors vectors of columns; sums run over j in order.
 template <std::size_t kRows, std::size_t kVectors>
 HWY_INLINE void tile(const float* x, std::size_t x_stride, const float* m, std::size_t m_stride, std::size_t n,
-                     float* out, std::size_t out_stride) {
+                     float* out, std::size_t out_stride, bool more) {
     const F f;
     const std::size_t lanes = hn::Lanes(f);
     Vec sum[kRows][kVectors];
     TIDEGATE_UNROLL
-    for (std::size_t t = 0; t < kRows; ++t) TIDEGATE_UNROLL
-    for (std::size_t v = 0; v < kVectors; ++v) sum[t][v] = hn::Zero(f);
+    for (std::size_t r = 0; r < kRows; ++r) TIDEGATE_UNROLL
+    for (std::size_t v = 0; v < kVectors; ++v)
+        sum[r][v] = more ? hn::LoadU(f, out + r * out_stride + v * lanes) : hn::Zero(f);
     for (std::size_t j = 0; j < n; ++j, m += m_stride) {
         Vec y[kVectors];
         TIDEGATE_UNROLL
         for (std::size_t v = 0; v < kVectors; ++v) y[v] = hn::LoadU(f, m + v * lanes);
         TIDEGATE_UNROLL
-        for (std::size_t t = 0; t < kRows; ++t) {
-            const Vec c = hn::Set(f, x[t * x_stride + j]);
+        for (std::size_t r = 0; r < kRows; ++r) {
+            const Vec c = hn::Set(f, x[r * x_stride + j]);
             TIDEGATE_UNROLL
-            for (std::size_t v = 0; v < kVectors; ++v) sum[t][v] = hn::MulAdd(c, y[v], sum[t][v]);
+            for (std::size_t v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(c, y[v], sum[r][v]);
         }
     }
     TIDEGATE_UNROLL
-    for (std::size_t t = 0; t < kRows; ++t) TIDEGATE_UNROLL
-    for (std::size_t v = 0; v < kVectors; ++v) hn::StoreU(sum[t][v], f, out + t * out_stride + v * lanes);
+    for (std::size_t r = 0; r < kRows; ++r) TIDEGATE_UNROLL
+    for (std::size_t v = 0; v < kVectors; ++v) hn::StoreU(sum[r][v], f, out + r * out_stride + v * lanes);
 }
 
-/// out[t, c] = sum_j x[t, j] m[j, c] for kBackRows rows t, n values j and `columns` (a multiple of 16) columns c.
-HWY_NOINLINE void product(const float* x, std::size_t x_stride, const float* m, std::size_t m_stride, std::size_t n,
-                          std::size_t columns, float* out, std::size_t out_stride) {
-    // Two vectors of eight rows fill half of 32 registers, of six rows all of 16: enough sums for the latency of one.
-    constexpr std::size_t kRows = kManyRegisters ? 8 : 6, kRest = kBackRows % kRows;
+/// tile() for `rows` rows, kRows at most at a time.
+template <std::size_t kRows, std::size_t kVectors>
+HWY_INLINE void tiles(const float* x, std::size_t x_stride, const float* m, std::size_t m_stride, std::size_t n,
+                      std::size_t rows, float* out, std::size_t out_stride, bool more) {
+    std::size_t r = 0;
+    for (; r + kRows <= rows; r += kRows)
+        tile<kRows, kVectors>(x + r * x_stride, x_stride, m, m_stride, n, out + r * out_stride, out_stride, more);
+    if constexpr (kRows > 1) {
+        if (r < rows)
+            tiles<kRows / 2, kVectors>(x + r * x_stride, x_stride, m, m_stride, n, rows - r, out + r * out_stride,
+                                       out_stride, more);
+    }
+}
+
+/// out[r, c] = sum_j x[r, j] m[j, c] for n values j and `columns` (a multiple of 16) columns c, dense in m and out;
+/// with `more`, added to what out holds.
+HWY_NOINLINE void product(const float* x, std::size_t x_stride, const float* m, std::size_t n, std::size_t rows,
+                          std::size_t columns, float* out, bool more = false) {
+    // Eight rows of two vectors fill half of 32 registers, six all of 16: enough sums for the latency of one.
+    constexpr std::size_t kRows = kManyRegisters ? 8 : 6;
     const std::size_t lanes = hn::Lanes(F());
     std::size_t c = 0;
-    const auto column = [&](auto vectors) TIDEGATE_INNER {
-        constexpr std::size_t kVectors = decltype(vectors)::value;
-        std::size_t t = 0;
-        for (; t + kRows <= kBackRows; t += kRows)
-            tile<kRows, kVectors>(x + t * x_stride, x_stride, m + c, m_stride, n, out + t * out_stride + c, out_stride);
-        if constexpr (kRest > 0)
-            tile<kRest, kVectors>(x + t * x_stride, x_stride, m + c, m_stride, n, out + t * out_stride + c, out_stride);
-        c += kVectors * lanes;
-    };
-    while (c + 2 * lanes <= columns) column(std::integral_constant<std::size_t, 2>());
-    while (c < columns) column(std::integral_constant<std::size_t, 1>());
+    for (; c + 2 * lanes <= columns; c += 2 * lanes)
+        tiles<kRows, 2>(x, x_stride, m + c, columns, n, rows, out + c, columns, more);
+    for (; c < columns; c += lanes) tiles<2 * kRows, 1>(x, x_stride, m + c, columns, n, rows, out + c, columns, more);
 }
 
-/// out[c] = sum_j x[j, c] y[j, c] for n rows j of `columns` columns.
-inline void sum_of_products(const float* x, const float* y, std::size_t n, std::size_t columns, float* out) {
+/// part[r, :] (+)= x[r, :] o y[r, :] folded onto one vector of lanes, `width` columns a row.
+HWY_NOINLINE void fold_products(const float* x, const float* y, std::size_t rows, std::size_t width, float* part,
+                                bool more) {
     const F f;
-    for (std::size_t c = 0; c < columns; c += hn::Lanes(f)) {
-        Vec even = hn::Zero(f), odd = even;
-        for (std::size_t j = 0; j < n; j += 2) {  // n is a multiple of 16
-            even = hn::MulAdd(hn::LoadU(f, x + j * columns + c), hn::LoadU(f, y + j * columns + c), even);
-            odd = hn::MulAdd(hn::LoadU(f, x + (j + 1) * columns + c), hn::LoadU(f, y + (j + 1) * columns + c), odd);
-        }
-        hn::StoreU(hn::Add(even, odd), f, out + c);
+    const std::size_t lanes = hn::Lanes(f);
+    for (std::size_t r = 0; r < rows; ++r) {
+        Vec sum = more ? hn::LoadU(f, part + r * lanes) : hn::Zero(f);
+        for (std::size_t c = 0; c < width; c += lanes)
+            sum = hn::MulAdd(hn::LoadU(f, x + r * width + c), hn::LoadU(f, y + r * width + c), sum);
+        hn::StoreU(sum, f, part + r * lanes);
     }
 }
 

@@ -32,6 +32,12 @@ HWY_INLINE void add(float c, const float* x, std::size_t n, float* y) {
         hn::StoreU(hn::MulAdd(hn::Set(f, c), hn::LoadU(f, x + i), hn::LoadU(f, y + i)), f, y + i);
 }
 
+/// y = c x
+HWY_INLINE void scaled(float c, const float* x, std::size_t n, float* y) {
+    const F f;
+    for (std::size_t i = 0; i < n; i += hn::Lanes(f)) hn::StoreU(hn::Mul(hn::Set(f, c), hn::LoadU(f, x + i)), f, y + i);
+}
+
 /// z = x o y
 HWY_INLINE void multiply(const float* x, const float* y, std::size_t n, float* z) {
     const F f;

@@ -138,12 +138,14 @@ private:
         const std::int64_t state = nf_.value_heads * nf_.K * nf_.V;
         const auto& outputs = bench_.expected().outputs;
         for (std::size_t i = 0; i < outputs.size(); ++i) {
+            if (outputs[i].kind == Kind::parameters) continue;                   // sums over all sequences
+            if (limit < kAll && backward_ && outputs[i].name != "dq") continue;  // later tokens are what they sum over
             std::vector<std::int64_t> at(values_[i].size(), -1);
             const auto copy = [&at](std::int64_t from, std::int64_t to, std::int64_t count) {
                 for (std::int64_t j = 0; j < count; ++j) at[static_cast<std::size_t>(to + j)] = from + j;
             };
-            const bool by_token = outputs[i].name == "o" || outputs[i].name == "state_tokens";
-            const std::int64_t row = nf_.value_heads * outputs[i].width;
+            const bool by_token = outputs[i].kind == Kind::tokens;
+            const std::int64_t row = outputs[i].rows * outputs[i].heads * outputs[i].width;
             std::int64_t begin = 0;
             for (std::size_t p = 0; p < pieces.size(); begin += pieces[p].end - pieces[p].begin, ++p) {
                 const Piece& piece = pieces[p];
@@ -217,6 +219,7 @@ private:
     }
 
     void resumable() {
+        if (backward_) throw Stop{Verdict::skipped, "a cut gradient needs the state of a forward call"};
         if (bench_.expected().outputs[1].dtype != Dtype::fp32)
             throw Stop{Verdict::skipped, "the state handed on is not fp32"};
         if (nf_.every_token()) throw Stop{Verdict::skipped, "every token has a slot of its own"};
@@ -274,12 +277,15 @@ private:
         const std::string how = "padded to " + std::to_string(K) + " x " + std::to_string(V);
         const auto& outputs = bench_.expected().outputs;
         for (std::size_t o = 0; o < outputs.size(); ++o) {
-            const bool state = outputs[o].name != "o";
+            const Output& out = outputs[o];
+            const std::vector<double> values = values_of(answer, out.name, request);
+            const auto wide = static_cast<std::int64_t>(values.size() / std::max<std::size_t>(out.cells.size(), 1));
+            const bool state = out.name.find("state") != std::string::npos || out.name == "dh0";
             compare(
-                o, values_of(answer, outputs[o].name, request),
+                o, values,
                 [&](std::int64_t i) {
                     const std::int64_t j = i % nf_.V, c = i / nf_.V % nf_.K, s = i / nf_.V / nf_.K;
-                    return state ? (s * K + c) * V + j : i / nf_.V * V + j;
+                    return state ? (s * K + c) * V + j : i / out.width * wide + i % out.width;
                 },
                 how);
         }
@@ -302,6 +308,7 @@ private:
     std::vector<bool> exact_;
     std::vector<std::vector<double>> values_;
     std::int64_t longest_ = 0;
+    bool backward_ = bench_.request().meta("pass") == "backward";
     PropertyResult now_;
     io::Bundle last_;
 };

@@ -50,14 +50,15 @@ inline constexpr std::int64_t kBackRows = 16;
 /// fp32 values that a thread of backward needs, with segments of `spacing` rows of `longest`.
 constexpr std::int64_t backward_floats(const NormalForm& nf, std::int64_t longest, std::int64_t spacing) {
     const std::int64_t K = nf.K, Kp = cpu_bucket(K), Vp = cpu_bucket(nf.V), R = kBackRows;
-    const std::int64_t states = 2 * K * Vp + Kp * Vp;  // S, E, E^T
+    const std::int64_t states = 2 * K * Vp;  // S, E
     const std::int64_t coefficients = R / pass_rows(nf.tied) * (1 + 3 * kPassRank) * Kp;
-    const std::int64_t rows = 10 * R * Kp + Kp + 6 * R * Vp + 4 * std::max(Kp, Vp);
-    const std::int64_t pending = 3 * kPassRank * Vp + 4 * R * R;
+    const std::int64_t rows = 10 * R * Kp + Kp + 5 * R * Vp + 4 * std::max(Kp, Vp);
+    const std::int64_t products = 4 * R * Vp + 5 * R * K + 4 * R * R;  // of rows with states and each other
+    const std::int64_t pending = 3 * kPassRank * Vp;
     const std::int64_t sums = nf.value_heads > nf.key_heads ? 2 * longest * Kp : 0;
-    const std::int64_t segment = spacing * Vp + (spacing + R - 1) / R * Kp * Vp;
+    const std::int64_t segment = spacing * Vp + (spacing + R - 1) / R * K * Vp;
     const std::int64_t segments = std::max<std::int64_t>((longest + spacing - 1) / spacing, 1);
-    return states + coefficients + rows + pending + sums + segment + (segments - 1) * K * Vp;
+    return states + coefficients + rows + products + pending + sums + segment + (segments - 1) * K * Vp;
 }
 
 /// Throws Error("memory_limit") where options ask for less than one thread needs.

@@ -110,7 +110,10 @@ private:
 /// Our own kernels, on the CPU or on the device.
 class Own : public Subject {
 public:
-    Own(Device device, int threads) : device_(device) { options_.threads = threads; }
+    Own(Device device, int threads, std::int64_t memory_limit) : device_(device) {
+        options_.threads = threads;
+        options_.memory_limit = memory_limit;
+    }
     std::string name() const override { return device_ == Device::cuda ? "cuda" : "cpu"; }
 
     Outcome answer(const io::Bundle& asked) override {
@@ -262,9 +265,9 @@ io::Bundle reference_answer(const io::Bundle& request, const io::Bundle& given, 
         BackwardForm backward = lower(std::get<Backward>(changed));
         backward.nf = form;
         backward.out = lower(*asked).out;
-        reference::store(single ? reference::adjoint<float>(backward, policy)
-                                : reference::adjoint<double>(backward, policy),
-                         backward);
+        reference::store(
+            single ? reference::adjoint<float>(backward, policy) : reference::adjoint<double>(backward, policy),
+            backward);
         return answer;
     }
     const NormalForm outputs = cases::form_of(problem);
@@ -276,8 +279,10 @@ io::Bundle reference_answer(const io::Bundle& request, const io::Bundle& given, 
     return answer;
 }
 
-std::unique_ptr<Subject> make_cpu(int threads) { return std::make_unique<Own>(Device::cpu, threads); }
-std::unique_ptr<Subject> make_cuda() { return std::make_unique<Own>(Device::cuda, 0); }
+std::unique_ptr<Subject> make_cpu(int threads, std::int64_t memory_limit) {
+    return std::make_unique<Own>(Device::cpu, threads, memory_limit);
+}
+std::unique_ptr<Subject> make_cuda() { return std::make_unique<Own>(Device::cuda, 0, 0); }
 std::unique_ptr<Subject> make_reference() { return std::make_unique<Reference>(); }
 std::unique_ptr<Subject> make_file(const std::string& path) { return std::make_unique<File>(path); }
 std::unique_ptr<Subject> with_fault(std::unique_ptr<Subject> inner, const faults::Fault& fault) {

@@ -8,7 +8,7 @@
 
 namespace tidegate::subjects {
 
-std::unique_ptr<Subject> make_cpu(int threads);
+std::unique_ptr<Subject> make_cpu(int threads, std::int64_t memory_limit = 0);
 std::unique_ptr<Subject> make_cuda();
 /// The oracle, rounded once.
 std::unique_ptr<Subject> make_reference();

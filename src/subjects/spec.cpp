@@ -44,7 +44,7 @@ std::unique_ptr<Subject> make_subject(const std::string& spec, const Settings& s
     const std::string base = trimmed(spec.substr(0, at));
     std::unique_ptr<Subject> subject;
     if (base == "cpu")
-        subject = make_cpu(settings.threads);
+        subject = make_cpu(settings.threads, settings.memory_limit);
     else if (base == "reference")
         subject = make_reference();
     else if (starts_with(base, "exec:") && base.size() > 5)

@@ -16,8 +16,9 @@ class Unavailable : public Error {
 
 struct Settings {
     Limits limits;
-    bool persistent = false;  ///< exec: one process for all requests
-    int threads = 0;          ///< of in-process subjects
+    bool persistent = false;        ///< exec: one process for all requests
+    int threads = 0;                ///< of in-process subjects
+    std::int64_t memory_limit = 0;  ///< bytes, of cpu's backward; 0: none
 };
 
 /// cpu | reference | exec:COMMAND | lib:PATH.so | file:PATH, each with an optional +fault:NAME at its end. Inside
