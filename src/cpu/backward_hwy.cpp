@@ -43,7 +43,8 @@ public:
           span_(nf_.sequence(n_)),
           first_(span_.begin * nf_.steps),
           rows_((span_.end - span_.begin) * nf_.steps),
-          spacing_(std::max(std::min(task.spacing, rows_), std::int64_t{1})) {
+          spacing_(std::max(std::min(task.spacing, rows_), std::int64_t{1})),
+          raiser_(form, span_.batch, first_, task.key_head, Kp_, Vp_) {
         float* w = task.workspace;
         const auto take = [&w](std::size_t floats) { return std::exchange(w, w + floats); };
         S_ = take(K_ * Vp_);
@@ -63,13 +64,15 @@ public:
         for (float** x : {&v_, &do_, &dv_, &dp_, &p_}) *x = take(R * Vp_);
         for (float** x : {&delta_, &delta_b_, &read_}) *x = take(kRank * Vp_);
         for (float*& x : dots_) x = take(2 * R * R);
-        dq_sum_ = take(task.shared ? static_cast<std::size_t>(task.longest) * Kp_ : 0);
-        dk_sum_ = take(task.shared ? static_cast<std::size_t>(task.longest) * Kp_ : 0);
+        raiser_.dq_sum_ = take(task.shared ? static_cast<std::size_t>(task.longest) * Kp_ : 0);
+        raiser_.dk_sum_ = take(task.shared ? static_cast<std::size_t>(task.longest) * Kp_ : 0);
         const auto segment = static_cast<std::size_t>(task.spacing);
         written_ = take(segment * Vp_);
         entering_ = take((segment + R - 1) / R * K_ * Vp_);
         checkpoints_ = w;
         std::fill_n(ones_, std::max(Kp_, Vp_), 1.0F);
+        raiser_.line_ = line_, raiser_.raw_ = raw_, raiser_.spare_ = p_, raiser_.ones_ = ones_, raiser_.bias_ = bias_;
+        raiser_.parameters_ = task.parameters;
         b_.do_u = dots_[0], b_.dw_u = dots_[0] + R, b_.do_p = dots_[1], b_.dw_p = dots_[1] + R;
     }
 
@@ -77,7 +80,8 @@ public:
         const std::int64_t group = nf_.value_heads / nf_.key_heads;
         for (std::int64_t i = 0; i < group; ++i) {
             h_ = nf_.head_map == HeadMap::grouped ? task_.key_head * group + i : i * nf_.key_heads + task_.key_head;
-            before_ = i > 0, after_ = i + 1 < group;
+            last_ = i + 1 == group;
+            raiser_.head(h_, i > 0, !last_);
             head();
         }
     }
@@ -213,8 +217,8 @@ private:
             lines(nf_.q, token, task_.key_head, K_);
             lines(f_.d_o, token, h_, V_);
             if (f_.of(Role::v).present()) lines<1>(f_.of(Role::v), row, h_, V_);
-            if (f_.of(Role::k).present() && !after_) lines<1>(f_.of(Role::k), row, task_.key_head, K_);
-            if (f_.of(Role::q).present() && !after_) lines<1>(f_.of(Role::q), token, task_.key_head, K_);
+            if (f_.of(Role::k).present() && last_) lines<1>(f_.of(Role::k), row, task_.key_head, K_);
+            if (f_.of(Role::q).present() && last_) lines<1>(f_.of(Role::q), token, task_.key_head, K_);
         }
     }
     void fetch_state(const float* state, std::size_t c, std::size_t p) const {
@@ -331,7 +335,10 @@ private:
         product(with_k, Vp_, outT_, Vp_, R, 2 * R, dots_[0]);
         if (!kTied) product(written, Vp_, outT_, Vp_, R, 2 * R, dots_[1]);
         pairs<kTied>(b_, n, Kp_);
-        for (std::size_t r = 0; r < n; ++r) raise(loader, row + static_cast<std::int64_t>(r), r);
+        for (std::size_t r = 0; r < n; ++r)
+            raiser_.row(loader, row + static_cast<std::int64_t>(r),
+                        {b_.x.k + r * Kp_, values_[r].row, b_.on_do + r * Kp_, b_.by_write + r * Kp_,
+                         b_.on_dw + r * Kp_, b_.by_b + r * Kp_, dv_ + r * Vp_, b_.dg + r * Kp_});
     }
 
     /// inner[i] = the sum of row i of part_.
@@ -395,114 +402,6 @@ private:
         }
     }
 
-    // ---- gradients of the caller's tensors
-    void put(Role role, std::int64_t offset, const float* x, std::size_t n) const {
-        narrow(f_.of(role).dtype, x, n, f_.of(role).data, offset);
-    }
-    template <class... Index>
-    bool wants(Role role, std::int64_t& offset, Index... index) const {
-        const Tensor& t = f_.of(role);
-        if (t.present()) offset = offset_of(t, span_.batch, index...);
-        return t.present();
-    }
-    const float* raw(const Tensor& t, std::int64_t offset, std::size_t n, std::size_t padded) const {
-        widen(t.dtype, t.data, offset, n, raw_);
-        std::fill(raw_ + n, raw_ + padded, 0.0F);
-        return raw_;
-    }
-
-    /// A row's gradient that all value heads of the key head add to, in their order; the last one stores it.
-    void add_up(Role role, const Tensor& x, std::int64_t row, float* sums, std::int64_t index, float* d) const {
-        float* const sum = sums + static_cast<std::size_t>(index) * Kp_;
-        if (before_) add(1.0F, sum, Kp_, d);
-        if (after_) std::copy_n(d, Kp_, sum);
-        std::int64_t at = 0;
-        if (after_ || !wants(role, at, row, task_.key_head)) return;
-        if (nf_.qk_l2norm) raise_norm(raw(x, offset_of(x, span_.batch, row, task_.key_head), K_, Kp_), Kp_, d);
-        put(role, at, d, K_);
-    }
-
-    void raise(const Loader& loader, std::int64_t index, std::size_t r) {
-        const std::int64_t row = first_ + index, token = row / nf_.steps;
-        float *dq = b_.on_do + r * Kp_, *de = b_.on_dw + r * Kp_, *dk = b_.by_write + r * Kp_, *dv = dv_ + r * Vp_;
-        std::int64_t at = 0;
-        if ((row + 1) % nf_.steps == 0) {
-            scaled(static_cast<float>(nf_.scale), dq, Kp_, dq);
-            add_up(Role::q, nf_.q, token, dq_sum_, index / nf_.steps, dq);
-        }
-        if (kTied) strengths(loader, row, r, de, dk, dv);
-        add_up(Role::k, nf_.k, row, dk_sum_, index, dk);
-        if (wants(Role::v, at, row, h_)) put(Role::v, at, dv, V_);
-        if (!kTied) {
-            if (wants(Role::a, at, token, h_)) put(Role::a, at, de, K_);
-            if (wants(Role::b, at, token, h_)) put(Role::b, at, b_.by_b + r * Kp_, K_);
-        }
-        if (row % nf_.steps == 0 && nf_.gate.decay != Decay::none) gates(token, b_.dg + r * Kp_);
-    }
-
-    /// Tied: erase and write strengths; dk gets its part in the error term, dv becomes the gradient of v.
-    void strengths(const Loader& loader, std::int64_t row, std::size_t r, float* de, float* dk, float* dv) {
-        const StrengthSource &e = nf_.erase, &w = nf_.write;
-        std::int64_t at = 0;
-        float d_erase = 0, d_write = 0;
-        if (w.vector) {
-            const float* const x = raw(nf_.v, offset_of(nf_.v, span_.batch, row, h_), V_, Vp_);
-            multiply(x, dv, Vp_, p_);
-            widen(w.x.dtype, w.x.data, offset_of(w.x, span_.batch, row, h_), V_, raw_);
-            times_strength_slope(w.kind, raw_, Vp_, p_);
-            if (wants(Role::write, at, row, h_)) put(Role::write, at, p_, V_);
-            cpu::HWY_NAMESPACE::strengths(w.kind, Vp_, raw_);
-            multiply(raw_, dv, Vp_, dv);
-        } else if (w.kind != StrengthKind::one) {
-            d_write = dot(values_[r].row, dv, Vp_);
-            scaled(loader.write_of(row), dv, Vp_, dv);
-        }
-        const float* const k = b_.x.k + r * Kp_;
-        if (e.vector) {
-            const float* const x = raw(e.x, offset_of(e.x, span_.batch, row, h_), K_, Kp_);
-            multiply(k, de, Kp_, line_);
-            times_strength_slope(e.kind, x, Kp_, line_);
-            if (wants(Role::erase, at, row, h_)) put(Role::erase, at, line_, K_);
-            cpu::HWY_NAMESPACE::strengths(e.kind, Kp_, raw_);
-            multiply(raw_, de, Kp_, de);
-            add(1.0F, de, Kp_, dk);
-        } else {
-            d_erase = dot(k, de, Kp_);
-            add(e.kind == StrengthKind::one ? 1.0F : loader.erase_of(row), de, Kp_, dk);
-        }
-        const auto scalar = [&](Role role, const StrengthSource& s, float d) {
-            if (!wants(role, at, row, h_)) return;
-            d *= strength_slope(s.kind, load_as<float>(s.x, offset_of(s.x, span_.batch, row, h_)));
-            put(role, at, &d, 1);
-        };
-        if (f_.one_strength())
-            scalar(Role::erase, e, d_erase + d_write);
-        else if (e.kind != StrengthKind::one && !e.vector)
-            scalar(Role::erase, e, d_erase);
-        else if (w.kind != StrengthKind::one && !w.vector)
-            scalar(Role::write, w, d_write);
-    }
-
-    void gates(std::int64_t token, float* dg) {
-        const GateSource& s = nf_.gate;
-        const bool vector = s.decay == Decay::vector;
-        const std::size_t n = vector ? K_ : 1;
-        if (!vector) {
-            const float all = dot(dg, ones_, Kp_);
-            std::fill_n(dg, Kp_, 0.0F);
-            dg[0] = all;
-        }
-        const float* const x = raw(s.x, offset_of(s.x, span_.batch, token, h_), n, Kp_);
-        const float A_log = f_.has(Role::A_log) ? load_as<float>(s.A_log, offset_of(s.A_log, h_)) : 0.0F;
-        const float of_log = raise_gates(s, A_log, bias_, x, vector ? Kp_ : static_cast<std::size_t>(kCpuBucket), dg);
-        std::int64_t at = 0;
-        if (wants(Role::gate, at, token, h_)) put(Role::gate, at, dg, n);
-        if (task_.parameters == nullptr) return;
-        double* const sums = task_.parameters + static_cast<std::size_t>(h_) * (n + 1);
-        sums[0] += static_cast<double>(of_log);
-        for (std::size_t i = 0; i < n; ++i) sums[i + 1] += static_cast<double>(dg[i]);
-    }
-
     const BackwardForm& f_;
     const NormalForm& nf_;
     const BackwardTask& task_;
@@ -511,14 +410,15 @@ private:
     const Span span_;
     const std::int64_t first_, rows_, spacing_;  ///< first_: of nf.k; rows_: of the sequence
     std::int64_t h_ = 0;
-    bool before_ = false, after_ = false;  ///< value heads of the same key head
+    bool last_ = false;  ///< of the value heads that share the key head
+    Raiser raiser_;
     Coefficients c_[kPasses];
     Triangles triangles_[kPasses];
     Values values_[R];
     BlockRows b_;
     float *S_, *E_, *upT_, *outT_, *on_, *by_, *part_, *bias_, *ones_, *line_, *raw_, *v_, *do_, *dv_, *dp_, *p_,
         *delta_, *delta_b_, *read_;
-    float *dots_[2], *dq_sum_, *dk_sum_;
+    float* dots_[2];
     float *written_, *entering_,
         *checkpoints_;  ///< of a segment: u (free: p) by row, states by block; of all: states
 };

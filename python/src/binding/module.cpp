@@ -3,103 +3,134 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
+#include <utility>
 
 #include "binding.h"
+#include "problem/gradients.h"
+#include "reference/adjoint.h"
+#include "reference/recurrence.h"
 #include "tensors.h"
 #include "tidegate/tidegate.h"
 
 namespace tidegate::python {
 namespace {
 
-std::optional<double> number(const nb::dict& options, const char* name) {
-    return option<double>(options, name, "a number");
-}
+/// One row a tensor of Inputs.
+constexpr std::pair<const char*, Tensor Inputs::*> kInputs[] = {{"q", &Inputs::q},
+                                                                {"k", &Inputs::k},
+                                                                {"v", &Inputs::v},
+                                                                {"g", &Inputs::g},
+                                                                {"beta", &Inputs::beta},
+                                                                {"erase", &Inputs::erase},
+                                                                {"write", &Inputs::write},
+                                                                {"lr_a", &Inputs::lr_a},
+                                                                {"lr_b", &Inputs::lr_b},
+                                                                {"a", &Inputs::a},
+                                                                {"b", &Inputs::b},
+                                                                {"A_log", &Inputs::A_log},
+                                                                {"dt_bias", &Inputs::dt_bias}};
 
-bool flag(const nb::dict& options, const char* name) {
-    return option<bool>(options, name, "True or False").value_or(false);
-}
-
-/// The index of a word among those known; the first is the default.
-std::size_t choice(const nb::dict& options, const char* name, std::initializer_list<const char*> known) {
-    const std::string word = option<std::string>(options, name, "a word").value_or(*known.begin());
-    std::size_t i = 0;
-    std::string all;
-    for (const char* each : known) {
-        if (word == each) return i;
-        all += std::string(i++ == 0 ? "" : " or ") + each;
-    }
-    throw Error(name, std::string(name) + ": given '" + word + "', expected " + all);
-}
-
-/// What every operation takes. Arguments that one does not have are never in `options`.
-void read(Inputs& p, Tensors& tensors, const nb::dict& options) {
-    p.rule = rule_from(option<std::string>(options, "rule", "a rule's name").value_or("gdn"));
-    const std::pair<const char*, Tensor Inputs::*> inputs[] = {
-        {"q", &Inputs::q}, {"k", &Inputs::k},         {"v", &Inputs::v},
-        {"g", &Inputs::g}, {"beta", &Inputs::beta},   {"a", &Inputs::a},
-        {"b", &Inputs::b}, {"A_log", &Inputs::A_log}, {"dt_bias", &Inputs::dt_bias}};
-    for (const auto& [name, member] : inputs) p.*member = tensors.input(name);
-    p.scale = number(options, "scale");
-    p.qk_l2norm = flag(options, "use_qk_l2norm_in_kernel");
-    p.gate_form = choice(options, "gate_form", {"softplus", "bounded"}) == 1 ? GateForm::bounded : GateForm::softplus;
-    p.lower_bound = number(options, "lower_bound").value_or(p.lower_bound);
-    p.gate_min = number(options, "gate_min");
-    p.allow_neg_eigval = flag(options, "allow_neg_eigval");
-    p.head_map = choice(options, "head_map", {"grouped", "tiled"}) == 1 ? HeadMap::tiled : HeadMap::grouped;
-    p.state_v_first = flag(options, "state_v_first");
-    p.check_values = flag(options, "check_values");
+/// What every operation takes. Arguments that one does not have are never in `given`.
+void read(Inputs& p, const Given& given) {
+    p.rule = rule_from(given.option<std::string>("rule", "a rule's name").value_or("gdn"));
+    for (const auto& [name, member] : kInputs) p.*member = given.input(name);
+    p.n_householder = given.option<std::int64_t>("n_householder", "a number of steps").value_or(p.n_householder);
+    p.scale = given.option<double>("scale", "a number");
+    p.qk_l2norm = given.flag("use_qk_l2norm_in_kernel");
+    p.gate_form = given.choice("gate_form", {"softplus", "bounded"}) == 1 ? GateForm::bounded : GateForm::softplus;
+    p.lower_bound = given.option<double>("lower_bound", "a number").value_or(p.lower_bound);
+    p.gate_min = given.option<double>("gate_min", "a number");
+    p.allow_neg_eigval = given.flag("allow_neg_eigval");
+    p.head_map = given.choice("head_map", {"grouped", "tiled"}) == 1 ? HeadMap::tiled : HeadMap::grouped;
+    p.state_v_first = given.flag("state_v_first");
+    p.check_values = given.flag("check_values");
 }
 
 template <class Problem>
-void read_pool(Problem& p, Tensors& tensors, const nb::dict& options) {
-    p.state = tensors.output("state");
-    p.state_indices = tensors.input("state_indices");
-    p.null_slot = option<std::int64_t>(options, "null_slot", "a slot's number");
+void read_sequences(Problem& p, const Given& given) {
+    p.initial_state = given.input("initial_state");
+    p.cu_seqlens = given.input("cu_seqlens");
 }
 
-void read(Forward& p, Tensors& tensors, const nb::dict& options) {
-    read(static_cast<Inputs&>(p), tensors, options);
-    p.initial_state = tensors.input("initial_state");
-    p.cu_seqlens = tensors.input("cu_seqlens");
-    p.final_state = tensors.output("final_state");
-    p.o = tensors.output("out");
+template <class Problem>
+void read_pool(Problem& p, const Given& given) {
+    p.state = given.output("state");
+    p.state_indices = given.input("state_indices");
+    p.null_slot = given.option<std::int64_t>("null_slot", "a slot's number");
+    p.o = given.output("out");
 }
 
-void read(Decode& p, Tensors& tensors, const nb::dict& options) {
-    read(static_cast<Inputs&>(p), tensors, options);
-    read_pool(p, tensors, options);
-    p.num_accepted = tensors.input("num_accepted");
-    p.state_tokens = tensors.output("state_tokens");
-    p.o = tensors.output("out");
+void read_own(Forward& p, const Given& given) {
+    read_sequences(p, given);
+    p.final_state = given.output("final_state");
+    p.o = given.output("out");
 }
 
-void read(PackedDecode& p, Tensors& tensors, const nb::dict& options) {
-    read(static_cast<Inputs&>(p), tensors, options);
-    read_pool(p, tensors, options);
-    p.mixed_qkv = tensors.input("mixed_qkv");
-    p.o = tensors.output("out");
+void read_own(Backward& p, const Given& given) {
+    read_sequences(p, given);
+    p.d_o = given.input("do");
+    p.dht = given.input("dht");
+    for (const GradientRow& row : gradients()) p.*row.gradient = given.output(row.name);
+}
+
+void read_own(Decode& p, const Given& given) {
+    read_pool(p, given);
+    p.num_accepted = given.input("num_accepted");
+    p.state_tokens = given.output("state_tokens");
+}
+
+void read_own(PackedDecode& p, const Given& given) {
+    read_pool(p, given);
+    p.mixed_qkv = given.input("mixed_qkv");
 }
 
 void run(const Forward& p, const Options& options) { forward(p, options); }
+void run(const Backward& p, const Options& options) { backward(p, options); }
 void run(const Decode& p, const Options& options) { decode(p, options); }
 void run(const PackedDecode& p, const Options& options) { packed_decode(p, options); }
 
+/// The oracle: every sum in double, token by token, results rounded once to their types, which may be fp64.
+void refer(const NormalForm& nf) {
+    if (nf.q.device == Device::cuda)
+        throw Error("reference", "reference: given CUDA tensors, expected tensors in CPU memory");
+    reference::store(reference::recurrence<double>(nf), nf);
+}
+void refer(const BackwardForm& form) { reference::store(reference::adjoint<double>(form), form); }
+template <class Problem>
+void run_reference(const Problem& p) {
+    check(p, true);
+    refer(lower(p));
+}
+void run_reference(const PackedDecode& p) { run_reference(unpack(p)); }
+
 /// Runs a problem, or says what would run: a plan's text, else "".
 template <class Problem>
-std::string call(const nb::dict& given, const nb::set& bf16, const nb::dict& options, bool only_plan) {
-    Tensors tensors(given, bf16);
+std::string call(const nb::dict& arguments, const nb::set& bf16, bool only_plan) {
+    const Given given(arguments, bf16);
     Problem problem;
-    read(problem, tensors, options);
+    read(problem, given);
+    read_own(problem, given);
     Options how;
-    how.threads = option<int>(options, "threads", "a number of threads, 0 for all cores").value_or(0);
-    if (const auto stream = option<std::uintptr_t>(options, "stream", "a stream's address"))
+    how.threads = given.option<int>("threads", "a number of threads, 0 for all cores").value_or(0);
+    how.memory_limit = given.option<std::int64_t>("memory_limit", "a number of bytes, 0 for no limit").value_or(0);
+    if (const auto stream = given.option<std::uintptr_t>("stream", "a stream's address"))
         how.stream = reinterpret_cast<void*>(*stream);
+    const bool oracle = given.flag("reference");
+    if (oracle && only_plan) throw Error("reference", "reference: given it with plan(), expected a call that runs");
     const nb::gil_scoped_release free;
     if (only_plan) return plan(problem, how).text();
-    run(problem, how);
+    if (oracle)
+        run_reference(problem);
+    else
+        run(problem, how);
     return "";
+}
+
+nb::tuple gradient_names() {
+    nb::list names;
+    for (const GradientRow& row : gradients()) names.append(row.name);
+    return nb::tuple(names);
 }
 
 /// tidegate::Error as the Python class of that name, which carries the argument too.
@@ -120,7 +151,9 @@ NB_MODULE(_core, m) {
     using namespace tidegate::python;
     nb::register_exception_translator(translate);
     m.attr("version") = TIDEGATE_VERSION;
+    m.attr("gradients") = gradient_names();
     m.def("forward", &call<tidegate::Forward>);
+    m.def("backward", &call<tidegate::Backward>);
     m.def("decode", &call<tidegate::Decode>);
     m.def("packed_decode", &call<tidegate::PackedDecode>);
     bind_check(m);

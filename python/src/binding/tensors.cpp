@@ -46,11 +46,22 @@ Dtype dtype_of(const char* name, nb::dlpack::dtype type, bool bf16) {
 
 }  // namespace
 
-nb::object Tensors::find(const char* name) const {
-    return given_.contains(name) ? nb::borrow(given_[name]) : nb::none();
+nb::object Given::find(const char* name) const {
+    return arguments_.contains(name) ? nb::borrow(arguments_[name]) : nb::none();
 }
 
-Tensor Tensors::view(const char* name, const nb::ndarray<nb::ro>& array) const {
+std::size_t Given::choice(const char* name, std::initializer_list<const char*> known) const {
+    const std::string word = option<std::string>(name, "a word").value_or(*known.begin());
+    std::size_t i = 0;
+    std::string all;
+    for (const char* each : known) {
+        if (word == each) return i;
+        all += std::string(i++ == 0 ? "" : " or ") + each;
+    }
+    fail(name, "'" + word + "'", all);
+}
+
+Tensor Given::view(const char* name, const nb::ndarray<nb::ro>& array) const {
     Tensor t;
     t.rank = static_cast<std::int32_t>(array.ndim());
     // Rank 0 is how an absent tensor looks.
@@ -76,7 +87,7 @@ Tensor Tensors::view(const char* name, const nb::ndarray<nb::ro>& array) const {
     return t;
 }
 
-Tensor Tensors::input(const char* name) {
+Tensor Given::input(const char* name) const {
     const nb::object value = find(name);
     if (value.is_none()) return {};
     nb::ndarray<nb::ro> array;
@@ -87,7 +98,7 @@ Tensor Tensors::input(const char* name) {
     return view(name, array);
 }
 
-Tensor Tensors::output(const char* name) {
+Tensor Given::output(const char* name) const {
     const nb::object value = find(name);
     if (value.is_none()) return {};
     nb::ndarray<> array;

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,24 +15,6 @@
 namespace tidegate::python {
 
 namespace nb = nanobind;
-
-/// The tensors of one call, by name. Keeps their memory alive as long as it lives.
-class Tensors {
-public:
-    /// `given`: name -> tensor or None; `bf16`: names of those whose uint16 elements are bf16 patterns.
-    Tensors(const nb::dict& given, const nb::set& bf16) : given_(given), bf16_(bf16) {}
-
-    Tensor input(const char* name);   ///< absent if not given
-    Tensor output(const char* name);  ///< writable
-
-private:
-    nb::object find(const char* name) const;
-    Tensor view(const char* name, const nb::ndarray<nb::ro>& array) const;
-
-    const nb::dict& given_;
-    const nb::set& bf16_;
-    std::vector<nb::ndarray<nb::ro>> kept_;
-};
 
 /// An option's value; nothing where it is absent or None.
 template <class T>
@@ -45,5 +28,31 @@ std::optional<T> option(const nb::dict& options, const char* name, const char* e
                     std::string(name) + ": given " + nb::cast<std::string>(nb::repr(value)) + ", expected " + expected);
     return result;
 }
+
+/// The arguments of one call, by name; None is absent. Keeps the tensors' memory alive as long as it lives.
+class Given {
+public:
+    /// `bf16`: names of tensors whose uint16 elements are bf16 patterns.
+    Given(const nb::dict& arguments, const nb::set& bf16) : arguments_(arguments), bf16_(bf16) {}
+
+    Tensor input(const char* name) const;
+    Tensor output(const char* name) const;  ///< writable
+
+    bool flag(const char* name) const { return option<bool>(name, "True or False").value_or(false); }
+    /// The index of a word among those known; the first is the default.
+    std::size_t choice(const char* name, std::initializer_list<const char*> known) const;
+    template <class T>
+    std::optional<T> option(const char* name, const char* expected) const {
+        return python::option<T>(arguments_, name, expected);
+    }
+
+private:
+    nb::object find(const char* name) const;
+    Tensor view(const char* name, const nb::ndarray<nb::ro>& array) const;
+
+    const nb::dict& arguments_;
+    const nb::set& bf16_;
+    mutable std::vector<nb::ndarray<nb::ro>> kept_;
+};
 
 }  // namespace tidegate::python

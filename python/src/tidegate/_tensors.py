@@ -9,8 +9,8 @@ _NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "
 _LONG_NAMES = {short: name for name, short in _NAMES.items()}
 
 
-def dtype_name(argument, dtype):
-    """fp32, bf16 or fp16, from those names, NumPy's, or any framework's dtype."""
+def _name_of(dtype):
+    """fp32, ... of any framework's dtype; text for what is none of them."""
     text = dtype
     if not isinstance(dtype, str):
         text = str(dtype).rpartition(".")[2]  # torch.bfloat16
@@ -19,10 +19,20 @@ def dtype_name(argument, dtype):
                 text = np.dtype(dtype).name
             except TypeError:
                 pass
-    name = _NAMES.get(text, text)
-    if name not in ("fp32", "bf16", "fp16"):
-        raise Error(argument, "%s: given %s, expected fp32, bf16 or fp16" % (argument, dtype))
+    return _NAMES.get(text, text)
+
+
+def dtype_name(argument, dtype, fp64=False):
+    """fp32, bf16 or fp16 (or fp64), from those names, NumPy's, or any framework's dtype."""
+    name = _name_of(dtype)
+    if name not in ("fp32", "bf16", "fp16") + ("fp64",) * fp64:
+        raise Error(argument, "%s: given %s, expected %s" % (
+            argument, dtype, "fp32, bf16, fp16 or fp64" if fp64 else "fp32, bf16 or fp16"))
     return name
+
+
+def is_fp64(tensor):
+    return _name_of(getattr(tensor, "dtype", "")) == "fp64"
 
 
 def framework(tensor):
@@ -33,17 +43,17 @@ def framework(tensor):
     return "jax" if type(tensor).__module__.partition(".")[0] in ("jax", "jaxlib") else "numpy"
 
 
-def exported(tensors, outputs):
-    """The tensors as the extension takes them, and the names of those whose uint16 stands for bf16."""
+def exported(arguments, outputs):
+    """Arguments as the extension takes them, and the names of those tensors whose uint16 stands for bf16."""
     handed, bf16 = {}, set()
-    for name, tensor in tensors.items():
+    for name, tensor in arguments.items():
         if tensor is None:
             continue
         kind = framework(tensor)
         if kind == "torch" and tensor.requires_grad:
             if sys.modules["torch"].is_grad_enabled():
                 raise Error(name, name + ": given a tensor that requires grad, expected one that does not "
-                            "(no gradients are computed: use torch.no_grad(), or detach it)")
+                            "(no gradients are recorded: use torch.no_grad(), detach it, or call backward())")
             tensor = tensor.detach()
         if kind == "jax" and name in outputs:
             raise Error(name, name + ": given a JAX array, which is immutable, expected memory that may be written")
@@ -76,6 +86,12 @@ def empty(argument, like, shape, dtype):
                         "expected fp32 or fp16, or a tensor to write to") from None
         return np.empty(shape, ml_dtypes.bfloat16)
     return np.empty(shape, name)
+
+
+def empty_like(argument, tensor):
+    """A new tensor of the shape and type of another; None where that is none that the extension takes."""
+    name = _name_of(getattr(tensor, "dtype", ""))
+    return empty(argument, tensor, tensor.shape, name) if name in _LONG_NAMES else None
 
 
 def finished(like, made):
