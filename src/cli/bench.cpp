@@ -5,17 +5,16 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <memory>
-#include <new>
 #include <optional>
 #include <thread>
 
 #include "bench/peer.h"
 #include "cases/request.h"
 #include "cases/suite.h"
+#include "cli/bench_times.h"
 #include "cli/exit_code.h"
 #include "cli/report.h"
 #include "cli/verbs.h"
@@ -28,21 +27,6 @@
 
 namespace tidegate::cli {
 namespace {
-
-double seconds_of(const auto& body) {
-    const auto start = std::chrono::steady_clock::now();
-    body();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-struct Times {
-    std::vector<double> all;
-    double at(double share) {  // a quantile
-        std::sort(all.begin(), all.end());
-        return all[static_cast<std::size_t>(std::lround(share * static_cast<double>(all.size() - 1)))];
-    }
-    double median() { return at(0.5); }
-};
 
 /// A peer's plugin, loaded once; absent is a reason, not an error.
 class Peer {
@@ -80,25 +64,6 @@ public:
 
 private:
     std::string why_;
-};
-
-/// Tensors where frameworks put them, on cache lines; a bundle's own memory is wherever the heap had room.
-class Aligned {
-public:
-    void take(Tensor& t) {
-        if (!t.present()) return;
-        std::int64_t last = 0;
-        for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) last += (t.shape[d] - 1) * t.stride[d];
-        const auto bytes = static_cast<std::size_t>(t.size() > 0 ? (last + 1) * bytes_of(t.dtype) : 0);
-        void* memory = std::aligned_alloc(64, (bytes + 64) / 64 * 64);
-        if (memory == nullptr) throw std::bad_alloc();
-        kept_.emplace_back(memory, std::free);
-        if (bytes > 0) std::memcpy(memory, t.data, bytes);
-        t.data = memory;
-    }
-
-private:
-    std::vector<std::unique_ptr<void, decltype(&std::free)>> kept_;
 };
 
 /// The plain copy that a decode call is measured by: the same states, from one place to another, a head at a time.
@@ -158,6 +123,7 @@ public:
         }
         if (list.empty()) return kNothing;
         if (o_.subject == "cuda") return bench_cuda(o_, list);
+        if (list[0].pass == "backward") return bench_backward(o_, list, threads_);
         records_.run({"bench", o_.suite.empty() ? o_.target : o_.suite, o_.subject, {}, {}});
         if (o_.subject != "cpu")
             throw Error("subject", "subject: given '" + o_.subject + "' to bench, expected cpu or cuda");
@@ -174,9 +140,9 @@ public:
                      decodes ? "of copy" : "of peak", "peer ms", "ratio", "peer nrmse"});
         for (const cases::Case& c : list) one(c, table);
         table.print(to);
-        const char* const unit =
-            decodes ? "GB/s: the state read and written; copy: the same states copied, in the same run"
-                    : "GFLOP/s: of the products with states, 6 K V a head and row (free 8, backward 16, 22)";
+        const char* const unit = decodes
+                                     ? "GB/s: the state read and written; copy: the same states copied, in the same run"
+                                     : "GFLOP/s: of the products with states, 6 K V a head and row (free rules: 8)";
         fmt::print(to, "  {}; ms: median; spread: (90 % - 10 %) / median; ratio: peer ms / ms\n", unit);
         return kPass;
     }
@@ -192,9 +158,7 @@ private:
         Aligned aligned;
         for (Tensor* t : cases::tensors_of(problem)) aligned.take(*t);
         const NormalForm form = cases::form_of(problem);
-        // Of the products with states: 6 K V a tied row and head, 8 a free one; backward with its recomputation.
-        const double each = c.pass == "backward" ? (form.tied ? 16.0 : 22.0) : form.tied ? 6.0 : 8.0;
-        const double flop = each * static_cast<double>(c.K * c.V) * static_cast<double>(c.B * c.T * form.steps * c.HV);
+        const double flop = flop_of(form, false);
         const Copy copy(form);
         for (const int threads : threads_) {
             Options options;

@@ -177,6 +177,7 @@ int main(int argc, char** argv) {
     b.add_option("--dtype", bench.dtype, "fp32 | bf16 | fp16; filters a suite");
     b.add_option("--pass", bench.pass, "forward | decode | packed; of a suite (default: forward)");
     b.add_option("--subject", bench.subject, "cpu | cuda")->capture_default_str();
+    add_memory_limit(b, bench.memory_limit);
     b.add_option("--threads", bench.threads, "thread counts, by commas; default 1 and all cores")
         ->delimiter(',')
         ->allow_extra_args(false);

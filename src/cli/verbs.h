@@ -50,10 +50,12 @@ int plan(const PlanOptions& options);
 struct BenchOptions {
     std::string target, suite, rule, dtype, pass, json, peer, subject = "cpu";
     std::vector<int> threads;
-    double seconds = 1.5;  ///< a row
+    double seconds = 1.5;           ///< a row
+    std::int64_t memory_limit = 0;  ///< bytes, of backward
     Sink* sink = nullptr;
 };
 int bench(const BenchOptions& options);
+int bench_backward(const BenchOptions& options, const std::vector<cases::Case>& list, const std::vector<int>& threads);
 int bench_cuda(const BenchOptions& options, const std::vector<cases::Case>& list);
 
 struct DriftOptions {

@@ -201,6 +201,24 @@ private:
         }
     }
 
+    /// The slice of E: a pass's updates along what its outputs and its error terms were read with, then reads.
+    template <std::size_t kWrites, bool kReads>
+    void back(std::size_t c, const Coefficients& pass, const float* with) const {
+        if constexpr (kManyRegisters) {
+            if (width(c) == kSlice * hn::Lanes(F())) return back_at_once<kWrites, kReads>(c, pass, with);
+        }
+        sweep<kWrites, false>(E_, E_, c, pass.decay, pass.query, delta_);
+        sweep<kWrites, kReads>(E_, E_, c, ones_, pass.erase, delta_b_, with);
+    }
+    template <std::size_t kWrites, bool kReads>
+    HWY_NOINLINE void back_at_once(std::size_t c, const Coefficients& pass, const float* with) const {
+        float* const x = const_cast<float*>(kReads ? with : pass.query);
+        const Coefficients pending{pass.decay, pass.query, x, x}, next{x, x, x, x};
+        const StateView E = slice(E_, c);
+        walk<kWrites, kReads ? kRank : 0, kReads, false, kSlice, kWrites>(K_, pending, next, E, E, delta_, read_,
+                                                                          nullptr, width(c), {}, pass.erase, delta_b_);
+    }
+
     /// Lines of the block that comes next, from row `next` and below `end`, into L2: a share of it for each slice and
     /// pass of this one. Rows of a head lie pages apart, where the machine's own prefetchers do not go.
     void fetch(std::int64_t next, std::int64_t end, std::size_t c, std::size_t p, bool backward) const {
@@ -317,11 +335,10 @@ private:
                 fetch(row - kBackRows, row, c, p, true);
                 if (at >= R) fetch_state(entering(at / R - 1), c, p);
                 connect_back(p, rows_in(p, n), c);
-                sweep<kQuery, false>(E_, E_, c, c_[p].decay, c_[p].query, delta_);
                 if (p > 0)
-                    sweep<kQuery, true>(E_, E_, c, ones_, c_[p].erase, delta_b_, c_[p - 1].write);
+                    back<kQuery, true>(c, c_[p], c_[p - 1].write);
                 else
-                    sweep<kQuery, false>(E_, E_, c, ones_, c_[p].erase, delta_b_);
+                    back<kQuery, false>(c, c_[p], nullptr);
             }
         });
         // Then of what rows were read for, with the state as it enters.

@@ -44,15 +44,21 @@ inline constexpr std::size_t kSliceVectors = 2;
 /// One walk over K rows of kVectors vectors of state columns:
 ///   S_i = decay_i S_i + sum_{u < kWrites} write_i[u] delta_u      (read at `from`, stored at `to`; not without writes)
 ///   read_m += erase_i[m] S_i if kErase, out_m += query_i[m] S_i if kQuery    (m < kReads)
+/// With kAlso, S_i += sum_{u < kAlso} also_i[u] also_delta_u follows the first updates.
 /// Every column's sums run over rows in order and over u in order, however walks are split and slices cut: the bits are
 /// the same. 3 * kRank multiply-adds stand against one load and one store of the state.
-template <std::size_t kWrites, std::size_t kReads, bool kErase, bool kQuery, std::size_t kVectors>
+template <std::size_t kWrites, std::size_t kReads, bool kErase, bool kQuery, std::size_t kVectors,
+          std::size_t kAlso = 0>
 HWY_INLINE void walk(std::size_t K, const Coefficients& pending, const Coefficients& next, StateView from, StateView to,
-                     const float* delta, float* read, float* out, std::size_t width, const Ahead& ahead) {
+                     const float* delta, float* read, float* out, std::size_t width, const Ahead& ahead,
+                     const float* also = nullptr, const float* also_delta = nullptr) {
     const F f;
     const std::size_t lanes = hn::Lanes(f);
-    constexpr std::size_t kW = kWrites > 0 ? kWrites : 1, kR = kReads > 0 ? kReads : 1;
-    Vec d[kW][kVectors], r[kR][kVectors], o[kR][kVectors];
+    constexpr std::size_t kW = kWrites > 0 ? kWrites : 1, kR = kReads > 0 ? kReads : 1, kA = kAlso > 0 ? kAlso : 1;
+    Vec d[kW][kVectors], r[kR][kVectors], o[kR][kVectors], more[kA][kVectors];
+    TIDEGATE_UNROLL
+    for (std::size_t u = 0; u < kAlso; ++u) TIDEGATE_UNROLL
+    for (std::size_t v = 0; v < kVectors; ++v) more[u][v] = hn::Load(f, also_delta + u * width + v * lanes);
     TIDEGATE_UNROLL
     for (std::size_t u = 0; u < kWrites; ++u) TIDEGATE_UNROLL
     for (std::size_t v = 0; v < kVectors; ++v) d[u][v] = hn::Load(f, delta + u * width + v * lanes);
@@ -82,6 +88,15 @@ HWY_INLINE void walk(std::size_t K, const Coefficients& pending, const Coefficie
         TIDEGATE_UNROLL
         for (std::size_t v = 0; v < kVectors; ++v) s[v] = hn::MulAdd(b, d[u][v], s[v]);
     };
+    const auto update_more = [&]() TIDEGATE_INNER {
+        TIDEGATE_UNROLL
+        for (std::size_t u = 0; u < kAlso; ++u) {
+            const Vec b = hn::Set(f, also[u]);
+            TIDEGATE_UNROLL
+            for (std::size_t v = 0; v < kVectors; ++v) s[v] = hn::MulAdd(b, more[u][v], s[v]);
+        }
+        if constexpr (kAlso > 0) also += kRank;
+    };
     const auto sum_up = [&](std::size_t m) TIDEGATE_INNER {
         if constexpr (kErase) {
             const Vec e = hn::Set(f, erase[m]);
@@ -106,6 +121,7 @@ HWY_INLINE void walk(std::size_t K, const Coefficients& pending, const Coefficie
     decayed(0);
     TIDEGATE_UNROLL
     for (std::size_t u = 0; u < kWrites; ++u) update(u);
+    update_more();
     store();
     const auto runs = static_cast<std::uint32_t>(std::max<std::size_t>(ahead.count, 1));
     const std::uint32_t rows = std::max(static_cast<std::uint32_t>(K - 1) / runs, 1U);
@@ -123,6 +139,7 @@ HWY_INLINE void walk(std::size_t K, const Coefficients& pending, const Coefficie
                 if (u < kWrites) update(u);
                 if (u < kReads) sum_up(u);
             }
+            update_more();
             store();
             erase += kRank;
             query += kRank;

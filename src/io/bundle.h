@@ -21,7 +21,8 @@ struct Array {
     Array() = default;
     Array(std::string called, Dtype type, std::vector<std::int64_t> extents);  ///< zero-filled, row-major
     std::int64_t size() const;                                                 ///< elements of the shape
-    Tensor view() const;                                                       ///< rank <= kMaxRank; data stays ours
+    bool operator==(const Array&) const = default;
+    Tensor view() const;  ///< rank <= kMaxRank; data stays ours
 };
 
 struct Bundle {
@@ -30,6 +31,7 @@ struct Bundle {
 
     const Array* find(const std::string& name) const;
     Array* find(const std::string& name);
+    bool operator==(const Bundle&) const = default;
     Array& add(Array array);  ///< replaces a tensor of that name
     std::string meta(const std::string& key, const std::string& otherwise = "") const;
 };

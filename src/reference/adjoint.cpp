@@ -4,6 +4,8 @@
 // and before that, at a token's last step, G += scale q do^T and dq = scale S do.
 #include "reference/adjoint.h"
 
+#include <numeric>
+
 #include "problem/raise.h"
 #include "reference/update.h"
 
@@ -17,7 +19,7 @@ using Vector = std::vector<Real>;
 template <class Real>
 void add_rows(const Vector<Real>& S, const Vector<Real>& c, Vector<Real>& x, Real factor = 1) {
     for (std::size_t i = 0; i < x.size(); ++i)
-        for (std::size_t j = 0; j < c.size(); ++j) x[i] += factor * S[i * c.size() + j] * c[j];
+        x[i] += factor * std::transform_reduce(c.begin(), c.end(), S.data() + i * c.size(), Real(0));
 }
 
 /// S += factor x y^T
@@ -98,8 +100,10 @@ private:
     }
 
     void gate(const Vector<Real>& dP, const Vector<Real>& P, Vector<Real>& dg) const {
-        for (std::size_t i = 0; i < K_; ++i)
-            for (std::size_t j = 0; j < V_; ++j) dg[i] += dP[i * V_ + j] * P[i * V_ + j];
+        for (std::size_t i = 0; i < K_; ++i) {
+            const Real* const row = dP.data() + i * V_;
+            dg[i] += std::transform_reduce(row, row + V_, P.data() + i * V_, Real(0));
+        }
     }
 
     /// Adds x to the elements of a role's row `at` of its batch row, which has `rows`.

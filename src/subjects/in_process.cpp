@@ -222,6 +222,7 @@ public:
         if (fault_.input != nullptr) {
             io::Bundle changed = request;
             fault_.input(nf, changed);
+            if (changed == request) return skipped(std::string(fault_.name) + " changes nothing of this case");
             return inner_->answer(changed);
         }
         Outcome out = inner_->answer(request);
