@@ -1,11 +1,8 @@
 // A plan carried out on the CPU.
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
+#include <hwy/aligned_allocator.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <memory>
 #include <new>
 #include <thread>
@@ -30,9 +27,8 @@ std::atomic<std::int64_t> allocated{0};
 
 /// The calling thread's workspace. It grows and is kept: a fresh one would cost a page fault every 4 KiB of every call.
 float* workspace_of(std::int64_t bytes) {
-    constexpr std::int64_t kLine = 64, kHuge = std::int64_t{2} << 20;
     struct Kept {
-        std::unique_ptr<float, decltype(&std::free)> data{nullptr, std::free};
+        hwy::AlignedFreeUniquePtr<float[]> data;  // at least on cache lines
         std::int64_t bytes = 0;
         ~Kept() { allocated -= bytes; }
     };
@@ -40,14 +36,8 @@ float* workspace_of(std::int64_t bytes) {
     if (bytes > kept.bytes) {
         kept.data.reset();  // before the larger one is asked for
         allocated -= std::exchange(kept.bytes, 0);
-        const std::int64_t unit = bytes >= kHuge ? kHuge : kLine;
-        const auto size = static_cast<std::size_t>((bytes + kLine - 1) / kLine * kLine);
-        kept.data.reset(static_cast<float*>(std::aligned_alloc(static_cast<std::size_t>(unit), size)));
+        kept.data = hwy::AllocateAligned<float>(static_cast<std::size_t>(bytes) / sizeof(float));
         if (kept.data == nullptr) throw std::bad_alloc();
-#ifdef __linux__
-        // Backward walks through states pages apart; a hint, of which nothing depends on whether it is taken.
-        if (unit == kHuge) madvise(kept.data.get(), size, MADV_HUGEPAGE);
-#endif
         allocated += kept.bytes = bytes;
     }
     return kept.data.get();
