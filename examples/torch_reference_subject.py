@@ -1,5 +1,5 @@
-"""A right kernel for gdn and kda in PyTorch, token by token, for all three passes: what a kernel's own test may compare
-with. Skips everything where PyTorch is missing.
+"""A right kernel for gdn and kda in PyTorch, token by token, forward and both kinds of decode: what a kernel's own test
+may compare with. Skips everything where PyTorch is missing.
 
     tidegate check --suite quick --subject "exec:python examples/torch_reference_subject.py" --persistent
 """
@@ -80,19 +80,22 @@ def decode(q, k, v, g, beta, scale, state, state_indices, num_accepted=None, nul
 
 def packed(mixed_qkv, a, b, A_log, dt_bias, scale, state, state_indices, gate_form="softplus", lower_bound=-5,
            gate_min=None, allow_neg_eigval=False, **options):
-    mixed, a, b, rate = tensors_of(mixed_qkv, a, b, A_log)
+    mixed, b = tensors_of(mixed_qkv, b)
     B, (HV, K, V) = len(mixed), state.shape[1:]
     H = (mixed.shape[1] - HV * V) // (2 * K)
     q, k, v = mixed.split([H * K, H * K, HV * V], dim=1)
-    per_head = (HV, 1) if a.dim() == 3 else (HV,)
-    rate = rate.double().exp().reshape(per_head)
-    x = a.double() + (0 if dt_bias is None else tensors_of(dt_bias)[0].double().reshape(a.shape[1:]))
-    if gate_form == "bounded":
-        g = lower_bound * torch.sigmoid(rate * x)
-    else:
-        g = -rate * torch.nn.functional.softplus(x, threshold=40)
-    if gate_min is not None:
-        g = g.clamp(min=gate_min)
+    g = torch.zeros(B, HV)
+    if a is not None:  # deltanet has no decay
+        a, rate = tensors_of(a, A_log)
+        per_head = (HV, 1) if a.dim() == 3 else (HV,)
+        rate = rate.double().exp().reshape(per_head)
+        x = a.double() + (0 if dt_bias is None else tensors_of(dt_bias)[0].double().reshape(a.shape[1:]))
+        if gate_form == "bounded":
+            g = lower_bound * torch.sigmoid(rate * x)
+        else:
+            g = -rate * torch.nn.functional.softplus(x, threshold=40)
+        if gate_min is not None:
+            g = g.clamp(min=gate_min)
     beta = torch.sigmoid(b.double()) * (2 if allow_neg_eigval else 1)
     inputs = [x.reshape(B, 1, -1, width).numpy() for x, width in ((q, K), (k, K), (v, V))]
     inputs += [x.float()[:, None].numpy() for x in (g, beta)]

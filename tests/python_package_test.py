@@ -1,4 +1,5 @@
 """The Python package, as installed: run with a Python that has it (pip install ./python)."""
+import functools
 import os
 import pickle
 import re
@@ -22,11 +23,16 @@ try:
     import ml_dtypes
 except ImportError:
     ml_dtypes = None
+try:
+    import jax
+except ImportError:
+    jax = None
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TOOL = os.path.join(os.path.dirname(sys.executable), "tidegate")  # the script that pip made beside this Python
 CASE = "gdn/forward/bf16/1,70,2,4,80,96/h0=1/7"
-TENSORS = ("g", "beta", "a", "b", "A_log", "dt_bias", "initial_state", "cu_seqlens")
+BACK = CASE.replace("forward", "backward").replace("h0=1", "h0=1/dht=1")
+TENSORS = ("g", "beta", "erase", "write", "lr_a", "lr_b", "a", "b", "A_log", "dt_bias", "initial_state", "cu_seqlens")
 
 
 def tool(*words):
@@ -51,14 +57,44 @@ def options_of(meta):
     """A request's metadata as arguments."""
     named = dict(rule=meta["rule"], head_map=meta.get("head_map", "grouped"), out_dtype=meta.get("out_dtype"),
                  use_qk_l2norm_in_kernel=meta.get("qk_l2norm") == "1", state_v_first=meta.get("state_layout") == "vk",
-                 gate_form=meta.get("gate_form", "softplus"), allow_neg_eigval=meta.get("allow_neg_eigval") == "1")
+                 gate_form=meta.get("gate_form", "softplus"), allow_neg_eigval=meta.get("allow_neg_eigval") == "1",
+                 n_householder=int(meta.get("n_householder", 1)))
     named.update({key: float(meta[key]) for key in ("scale", "gate_min", "lower_bound") if key in meta})
     return named
 
 
-def right(q, k, v, g, beta, scale, initial_state, cu_seqlens, rule, head_map, out_dtype, **options):
-    return tidegate.forward(q, k, v, g, beta, scale, initial_state, True, cu_seqlens=cu_seqlens, rule=rule,
+def given_of(case):
+    """A case's metadata and tensors, each in its type, and what the command line answers, as parse() gives it."""
+    with tempfile.TemporaryDirectory() as folder:
+        ask, told = (os.path.join(folder, name) for name in ("ask", "told"))
+        for done in (tool("run", case, ask, "--subject", "exec:cp"), tool("run", case, told)):
+            assert done.returncode == 0, done.stderr
+        (meta, tensors, dtypes), (_, expected, kinds) = ts.read(ask), ts.read(told)
+    return meta, {name: typed(array, dtypes[name]) for name, array in tensors.items()}, expected, kinds
+
+
+def gate_of(rule, g):
+    """As tidegate takes it: none where a kernel is handed zeros."""
+    return None if rule in ("deltanet", "iplr") else g
+
+
+def right(q, k, v, g, beta, scale, initial_state, cu_seqlens, erase, write, lr_a, lr_b, n_householder, rule, head_map,
+          out_dtype, **options):
+    return tidegate.forward(q, k, v, gate_of(rule, g), beta, scale, initial_state, True, cu_seqlens=cu_seqlens,
+                            rule=rule, erase=erase, write=write, lr_a=lr_a, lr_b=lr_b, n_householder=n_householder,
                             head_map=head_map, out_dtype="fp32" if out_dtype == "bf16" else out_dtype)
+
+
+def right_backward(q, k, v, g, beta, scale, initial_state, cu_seqlens, do, dht, erase, write, lr_a, lr_b, n_householder,
+                   rule, head_map, out, **options):
+    return tidegate.backward(q, k, v, gate_of(rule, g), beta, scale, initial_state, do=do, dht=dht, rule=rule,
+                             cu_seqlens=cu_seqlens, erase=erase, write=write, lr_a=lr_a, lr_b=lr_b,
+                             n_householder=n_householder, head_map=head_map, out={"dh0": out["dh0"]})
+
+
+def wrong_backward(*inputs, **options):
+    gradients = right_backward(*inputs, **options)
+    return dict(gradients, dk=gradients["dk"] * np.float32(1.02))
 
 
 def wrong(*inputs, **options):
@@ -70,9 +106,12 @@ def aborts(*inputs, **options):
     os.abort()
 
 
-def decodes(q, k, v, g, beta, scale, state, state_indices, num_accepted, null_slot, rule, head_map, out, **options):
-    out["o"] = tidegate.decode(q, k, v, g, beta, scale, out["state"], state_indices, num_accepted, null_slot=null_slot,
-                               rule=rule, head_map=head_map, state_tokens=out.get("state_tokens"), out_dtype="fp32")
+def decodes(q, k, v, g, beta, scale, state, state_indices, erase, write, lr_a, lr_b, n_householder, num_accepted,
+            null_slot, rule, head_map, out, **options):
+    out["o"] = tidegate.decode(q, k, v, gate_of(rule, g), beta, scale, out["state"], state_indices, num_accepted,
+                               null_slot=null_slot, rule=rule, head_map=head_map, erase=erase, write=write, lr_a=lr_a,
+                               lr_b=lr_b, n_householder=n_householder, state_tokens=out.get("state_tokens"),
+                               out_dtype="fp32")
 
 
 def decodes_packed(mixed_qkv, a, b, A_log, dt_bias, scale, state, state_indices, null_slot, rule, head_map, gate_form,
@@ -89,30 +128,43 @@ def small(T=9, B=1, H=2, HV=4, K=16, V=24, seed=0):
     return [q, k, v, -rng.random((B, T, HV), dtype=np.float32), rng.random((B, T, HV), dtype=np.float32)]
 
 
-class Calls(unittest.TestCase):
+class Case(unittest.TestCase):
     def error(self, argument, text, call, *arguments, **named):
         with self.assertRaises(tidegate.Error) as raised:
             call(*arguments, **named)
         self.assertEqual((raised.exception.argument, str(raised.exception)), (argument, text))
 
+
+class Calls(Case):
     def test_the_command_line_gives_the_same_bits(self):
         for case in ("gdn/forward/fp32/1,139,2,4,32,64/lengths=3,0,70,1,65/h0=1/2",
                      "kda/forward/fp16/1,70,2,4,33,65/h0=1/gate=mild-spike:-90/map=tiled/6",
                      "gdn/forward/fp16/1,66,1,2,48,32/gates=logits/l2norm=1/3",
                      "kda/forward/fp32/1,33,2,4,64,64/h0=1/gates=logits/form=bounded/layout=vk/4",
-                     "kda/forward/fp32/2,17,1,2,24,40/gates=logits/neg=1/gate_min=-0.5/scale=0.3/1", CASE):
+                     "kda/forward/fp32/2,17,1,2,24,40/gates=logits/neg=1/gate_min=-0.5/scale=0.3/1",
+                     "deltanet/forward/fp32/1,70,2,4,80,96/h0=1/7",
+                     "deltanet/forward/fp32/1,20,1,2,16,16/gates=logits/1",
+                     "gdn2/forward/fp32/1,70,2,4,80,96/h0=1/7", "gdn2/forward/fp16/1,20,1,2,16,16/gates=logits/1",
+                     "gdp/forward/fp32/1,70,2,4,80,96/h0=1/7",
+                     "gdp/forward/fp16/2,9,1,2,16,24/householder=3/gates=logits/1",
+                     "dplr/forward/fp32/1,70,2,4,80,96/h0=1/7", "dplr/forward/fp16/1,20,1,2,16,16/gates=logits/1",
+                     "iplr/forward/fp32/1,70,2,4,80,96/h0=1/7", "rwkv7/forward/fp32/1,70,2,4,80,96/h0=1/7", CASE):
             if "/bf16/" in case and torch is None and ml_dtypes is None:
                 continue
-            with tempfile.TemporaryDirectory() as folder:
-                ask, told = (os.path.join(folder, name) for name in ("ask", "told"))
-                self.assertEqual(tool("run", case, ask, "--subject", "exec:cp").returncode, 0)
-                self.assertEqual(tool("run", case, told).returncode, 0)
-                (meta, tensors, dtypes), (_, expected, _) = ts.read(ask), ts.read(told)
-            given = {name: typed(array, dtypes[name]) for name, array in tensors.items()}
+            meta, given, expected, _ = given_of(case)
             o, state = tidegate.forward(given["q"], given["k"], given["v"], output_final_state=True, **options_of(meta),
                                         **{name: given[name] for name in TENSORS if name in given})
             np.testing.assert_array_equal(bits(o), bits(expected["o"]), case)
             np.testing.assert_array_equal(bits(state), bits(expected["final_state"]), case)
+
+    def test_no_tokens(self):
+        q, k, v, g, beta = small(T=0)  # an empty NumPy array has strides of 0
+        h0 = np.ones((2, 4, 16, 24), np.float32)
+        o, state = tidegate.forward(q, k, v, g, beta, None, h0, True, cu_seqlens=np.zeros(3, np.int32))
+        self.assertEqual(o.shape, (1, 0, 4, 24))
+        np.testing.assert_array_equal(state, h0)
+        gradients = tidegate.backward(q, k, v, g, beta, None, h0, do=o, dht=2 * h0, cu_seqlens=np.zeros(3, np.int32))
+        np.testing.assert_array_equal(gradients["dh0"], 2 * h0)
 
     def test_results_come_from_the_callers_framework(self):
         inputs = small()
@@ -193,12 +245,23 @@ class Calls(unittest.TestCase):
                    cu_seqlens=np.array([0, 4, 8]))
         with self.assertRaisesRegex(ValueError, "^g: given .* expected a log of a decay, <= 0$"):
             call(q, k, v, -g, beta, check_values=True)
-        with self.assertRaises(TypeError):
+        with self.assertRaisesRegex(TypeError, r"^forward\(\) got an unexpected keyword argument 'nonsense'$"):
             call(q, k, v, g, beta, nonsense=1)
+        self.error("v", "v: given float64, expected fp32, bf16 or fp16", call, q, k, v.astype(float), g, beta)
+        self.error("rule", "rule: given 'delta', expected one of deltanet, gdn, kda, gdn2, gdp, dplr, iplr, rwkv7",
+                   call, q, k, v, g, beta, rule="delta")
+        self.error("g", "g: given it with rule deltanet, expected none: the rule has no g", call, q, k, v, g, beta,
+                   rule="deltanet")
+        self.error("lr_a", "lr_a: given nothing, expected a tensor [B, T, HV, K]", call, q, k, v, rule="iplr")
+        self.error("n_householder", "n_householder: given 2, expected 1 with rule gdn", call, q, k, v, g, beta,
+                   n_householder=2)
+        self.error("n_householder", "n_householder: given 1.5, expected a number of steps", call, q, k, v, g, beta,
+                   n_householder=1.5)
         if torch is not None:
             t = torch.from_numpy(q)
             self.error("q", "q: given a tensor that requires grad, expected one that does not (no gradients are "
-                       "computed: use torch.no_grad(), or detach it)", call, t.clone().requires_grad_(), k, v, g, beta)
+                       "recorded: use torch.no_grad(), detach it, or call backward())", call,
+                       t.clone().requires_grad_(), k, v, g, beta)
             with self.assertRaisesRegex(tidegate.Error, "^q: given a Tensor .*meta"):
                 call(t.to("meta"), k, v, g, beta)
         error = pickle.loads(pickle.dumps(tidegate.Error("q", "q: text")))
@@ -221,6 +284,219 @@ class Calls(unittest.TestCase):
         self.assertEqual(tool("--version").stdout, "tidegate %s\n" % version)
 
 
+class Backward(Case):
+    """Only what differs from forward."""
+
+    def test_the_command_line_gives_the_same_bits(self):
+        for case in ("gdn/backward/fp32/1,139,2,4,32,64/lengths=3,0,70,1,65/h0=1/dht=1/2",
+                     "kda/backward/fp32/1,33,2,4,64,64/h0=1/dht=1/gates=logits/form=bounded/layout=vk/4",
+                     "deltanet/backward/fp16/1,66,1,2,48,32/gates=logits/l2norm=1/3",
+                     "gdn2/backward/fp32/1,70,2,4,33,65/h0=1/dht=1/map=tiled/6",
+                     "gdp/backward/fp32/2,9,1,2,16,24/householder=3/gates=logits/1",
+                     "dplr/backward/fp16/2,17,1,2,24,40/gates=logits/gate_min=-0.5/scale=0.3/1",
+                     "iplr/backward/fp32/2,17,1,2,24,40/dht=1/1", "rwkv7/backward/fp32/2,17,1,2,24,40/1", BACK):
+            if "/bf16/" in case and torch is None and ml_dtypes is None:
+                continue
+            meta, given, expected, kinds = given_of(case)
+            options = options_of(meta)
+            del options["out_dtype"]
+            names = TENSORS + ("do", "dht")
+            told = tidegate.backward(given["q"], given["k"], given["v"], gradients=expected, **options,
+                                     **{name: given[name] for name in names if name in given})
+            self.assertEqual(set(told), set(expected), case)
+            for name, gradient in told.items():
+                np.testing.assert_array_equal(bits(gradient), bits(expected[name]), (case, name))
+                self.assertEqual(tidegate._tensors.dtype_name(name, gradient.dtype), kinds[name], (case, name))
+
+    def problem(self, **options):
+        inputs = small(**options)
+        rng = np.random.default_rng(5)
+        B, T, HV, V = inputs[2].shape
+        return inputs, dict(do=rng.standard_normal((B, T, HV, V), dtype=np.float32),
+                            dht=rng.standard_normal((B, HV, inputs[0].shape[3], V), dtype=np.float32))
+
+    def test_which_gradients(self):
+        inputs, upstream = self.problem()
+        h0 = np.zeros((1, 4, 16, 24), np.float32)
+        given = tidegate.backward(*inputs, **upstream)
+        self.assertEqual(list(given), ["dq", "dk", "dv", "dg", "dbeta"])
+        everything = tidegate.backward(*inputs, initial_state=h0, **upstream)
+        self.assertEqual(list(everything), ["dq", "dk", "dv", "dg", "dbeta", "dh0"])
+        some = tidegate.backward(*inputs, gradients=("dh0", "dk"), **upstream)
+        self.assertEqual(list(some), ["dk", "dh0"])
+        self.assertEqual(tidegate.backward(*inputs, gradients=(), **upstream), {})
+        for found in (given, some):
+            for name, gradient in found.items():
+                np.testing.assert_array_equal(gradient, everything[name])
+        into = np.full((1, 12, 4, 24), 7, np.float32)
+        told = tidegate.backward(*inputs, gradients=["dq"], out={"dv": into[:, :9], "dg": None}, **upstream)
+        self.assertEqual(list(told), ["dq", "dv"])
+        np.testing.assert_array_equal(into[:, :9], everything["dv"])
+        self.assertTrue((into[:, 9:] == 7).all())
+        dht = upstream["dht"].copy()  # its memory may take dh0
+        told = tidegate.backward(*inputs, do=upstream["do"], dht=dht, out={"dh0": dht})
+        self.assertIs(told["dh0"], dht)
+        np.testing.assert_array_equal(dht, everything["dh0"])
+
+    def test_memory_limit_and_threads_change_no_bit(self):
+        inputs, upstream = self.problem(T=200)
+        whole = tidegate.backward(*inputs, **upstream)
+        plans = [tidegate.plan(*inputs, call=tidegate.backward, memory_limit=limit, **upstream)
+                 for limit in (0, 120_000)]
+        self.assertNotEqual(*(plan.split("spacing=")[1].split()[0] for plan in plans))
+        for options in (dict(memory_limit=120_000), dict(threads=1)):
+            for name, gradient in tidegate.backward(*inputs, **options, **upstream).items():
+                np.testing.assert_array_equal(gradient, whole[name])
+        with self.assertRaisesRegex(tidegate.Error, "^memory_limit: given 1000 bytes, expected at least "):
+            tidegate.backward(*inputs, memory_limit=1000, **upstream)
+
+    def test_errors(self):
+        (q, k, v, g, beta), upstream = self.problem()
+        call = functools.partial(tidegate.backward, q, k, v, g, beta)
+        self.error("do", "do: given nothing, expected a tensor [B, T, HV, V]", call, do=None)
+        self.error("do", "do: given shape [1, 9, 4, 25], expected [B, T, HV, V] = [1, 9, 4, 24]", call,
+                   do=np.zeros((1, 9, 4, 25), np.float32))
+        self.error("derase", "derase: given it without erase, expected none, or erase", call, gradients=["derase"],
+                   **upstream)
+        self.error("gradients", "gradients: given 'q', expected some of dq, dk, dv, dg, dbeta, derase, dwrite, dlr_a, "
+                   "dlr_b, da, db, dA_log, ddt_bias, dh0", call, gradients=["q"], **upstream)
+        self.error("out", "out: given a ndarray, expected a dictionary: the name of a gradient -> memory for it", call,
+                   out=v, **upstream)
+        self.error("dv", "dv: given memory that overlaps v, expected memory of its own", call, out={"dv": v},
+                   **upstream)
+        self.error("dq", "dq: given a read-only ndarray, expected memory that may be written", call,
+                   out={"dq": np.broadcast_to(np.float32(0), q.shape)}, **upstream)
+        self.error("q", "q: given int64, expected fp32, bf16 or fp16", tidegate.backward, q.astype(np.int64), k, v, g,
+                   beta, **upstream)
+        self.error("q", "q: given a list, expected a tensor: an object with DLPack or the buffer protocol, of numbers "
+                   "in native byte order", tidegate.backward, [1], k, v, g, beta, **upstream)
+        self.error("g", "g: given fp64, expected fp32, bf16 or fp16", tidegate.backward, q, k, v, g.astype(float), beta,
+                   **upstream)
+        self.error("memory_limit", "memory_limit: given '1GB', expected a number of bytes, 0 for no limit", call,
+                   memory_limit="1GB", **upstream)
+
+    def test_results_come_from_the_callers_framework(self):
+        inputs, upstream = self.problem()
+        expected = tidegate.backward(*inputs, **upstream)
+        if torch is not None:
+            given = [torch.from_numpy(x) for x in inputs[:4]] + [torch.from_numpy(inputs[4]).half()]
+            with torch.no_grad():
+                told = tidegate.backward(given[0].requires_grad_(), *given[1:], do=torch.from_numpy(upstream["do"]),
+                                         dht=torch.from_numpy(upstream["dht"]), gradients=[*expected, "dh0"])
+            self.assertEqual({name: x.dtype for name, x in told.items()},
+                             dict(dict.fromkeys([*expected, "dh0"], torch.float32), dbeta=torch.float16))
+            self.assertLess(np.abs(told["dq"].numpy() - expected["dq"]).max(), 1e-2)
+        if jax is not None:
+            told = tidegate.backward(*(jax.numpy.asarray(x) for x in inputs),
+                                     **{name: jax.numpy.asarray(x) for name, x in upstream.items()})
+            for name, gradient in told.items():
+                self.assertIsInstance(gradient, jax.Array)
+                np.testing.assert_array_equal(gradient, expected[name])
+            self.error("dq", "dq: given a JAX array, which is immutable, expected memory that may be written",
+                       tidegate.backward, *inputs, out={"dq": told["dq"]}, **upstream)
+        if ml_dtypes is not None:
+            told = tidegate.backward(*(x.astype(ml_dtypes.bfloat16) for x in inputs), **upstream)
+            self.assertEqual({x.dtype for x in told.values()}, {np.dtype(ml_dtypes.bfloat16)})
+        told = tidegate.backward(*(memoryview(x) for x in inputs), **upstream)
+        np.testing.assert_array_equal(told["dg"], expected["dg"])
+
+
+class Reference(Case):
+    """The oracle from Python: reference=True."""
+
+    def test_kernels_are_near_it(self):
+        inputs = small(T=70)
+        h0 = np.random.default_rng(1).standard_normal((1, 4, 16, 24), dtype=np.float32)
+        do = np.random.default_rng(2).standard_normal(inputs[2].shape, dtype=np.float32)
+        wide = [x.astype(float) for x in inputs]
+        o, state = tidegate.forward(*inputs, None, h0, True)
+        exact_o, exact_state = tidegate.forward(*wide, None, h0.astype(float), True, reference=True)
+        self.assertEqual((exact_o.dtype, exact_state.dtype), (np.float64, np.float64))
+        ours = tidegate.backward(*inputs, None, h0, do=do, dht=h0)
+        exact = tidegate.backward(*wide, None, h0.astype(float), do=do, dht=h0, reference=True)
+        pairs = [(o, exact_o), (state, exact_state)] + [(ours[name], exact[name]) for name in exact]
+        for single, double in pairs:
+            self.assertEqual(double.dtype, np.float64)
+            apart = np.linalg.norm(single - double) / np.linalg.norm(double)
+            self.assertLess(apart, 1e-6)
+            self.assertGreater(apart, 1e-9)
+        rounded, state = tidegate.forward(*inputs, None, h0, True, reference=True)  # once, to the types asked for
+        np.testing.assert_array_equal(rounded, exact_o.astype(np.float32))
+        self.assertEqual(state.dtype, np.float32)
+        self.assertEqual(tidegate.forward(*inputs, reference=True, out_dtype="fp64")[0].dtype, np.float64)
+        self.assertEqual(tidegate.backward(*wide, do=do, gradients=["dh0"], reference=True)["dh0"].dtype, np.float64)
+
+    def test_its_gradients_are_derivatives_of_its_outputs(self):
+        rng = np.random.default_rng(3)
+        for rule, names, n in (("gdn", "a A_log dt_bias b", 1), ("gdp", "g beta", 2), ("gdn2", "g erase write", 1),
+                               ("dplr", "g lr_a lr_b", 1), ("kda", "a A_log dt_bias b", 1)):
+            wide = (3,) if rule in ("kda", "gdn2", "dplr") else ()
+            shapes = dict(q=(1, 4, 1, 3), k=(1, 4 * n, 1, 3), v=(1, 4 * n, 2, 2), g=(1, 4, 2) + wide,
+                          beta=(1, 4 * n, 2), erase=(1, 4, 2, 3), write=(1, 4, 2, 2), lr_a=(1, 4, 2, 3),
+                          lr_b=(1, 4, 2, 3), a=(1, 4, 2) + wide, b=(1, 4 * n, 2), A_log=(2,),
+                          dt_bias=(6 if wide else 2,), initial_state=(1, 2, 3, 2))
+            x = {name: rng.standard_normal(shapes[name]) for name in ["q", "k", "v", "initial_state"] + names.split()}
+            if "g" in x:
+                x["g"] = -np.abs(x["g"])
+            options = dict(rule=rule, n_householder=n, use_qk_l2norm_in_kernel=True, reference=True)
+            do, dht = rng.standard_normal((1, 4, 2, 2)), rng.standard_normal((1, 2, 3, 2))
+
+            def loss(x):
+                o, state = tidegate.forward(**x, output_final_state=True, **options)
+                return (o * do).sum() + (state * dht).sum()
+            gradients = tidegate.backward(**x, do=do, dht=dht, **options)
+            self.assertEqual(len(gradients), len(x))
+            for name, value in x.items():
+                step = rng.standard_normal(value.shape)
+                up, down = (loss(dict(x, **{name: value + h * step})) for h in (1e-6, -1e-6))
+                got = (gradients["dh0" if name == "initial_state" else "d" + name] * step).sum()
+                self.assertAlmostEqual(got, (up - down) / 2e-6, delta=1e-7, msg=(rule, name))
+
+    def test_decode_too(self):
+        q, k, v, g, beta = (x.astype(float) for x in small(T=1, B=2))
+        pool = np.random.default_rng(1).standard_normal((3, 4, 16, 24))
+        before = pool.copy()
+        o = tidegate.decode(q, k, v, g, beta, state=pool, state_indices=np.array([2, -1]), reference=True)
+        expected, states = tidegate.forward(q, k, v, g, beta, None, before[[2, 1]], True, reference=True)
+        np.testing.assert_array_equal(o[0], expected[0])
+        np.testing.assert_array_equal(pool, [before[0], before[1], states[0]])
+        self.assertEqual((o.dtype, o[1].any()), (np.float64, False))
+
+    def test_errors(self):
+        inputs = [x.astype(float) for x in small()]
+        self.error("q", "q: given int32, expected fp32, bf16, fp16 or fp64", tidegate.forward,
+                   inputs[0].astype(np.int32), *inputs[1:], reference=True)
+        self.error("state_dtype", "state_dtype: given int32, expected fp32, bf16, fp16 or fp64", tidegate.forward,
+                   *inputs, output_final_state=True, state_dtype="int32", reference=True)
+        self.error("reference", "reference: given it with plan(), expected a call that runs", tidegate.plan, *inputs,
+                   reference=True)
+        self.error("reference", "reference: given 'yes', expected True or False", tidegate.forward, *small(),
+                   reference="yes")
+
+
+@unittest.skipIf(torch is None, "no PyTorch")
+class Autograd(unittest.TestCase):
+    def test_the_example(self):
+        done = subprocess.run([sys.executable, os.path.join(ROOT, "examples", "torch_autograd.py")],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertEqual([line.split()[:2] for line in done.stdout.splitlines()],
+                         [["ok", rule] for rule in "gdn kda gdp dplr deltanet gdn2 iplr rwkv7".split()])
+
+    def test_the_example_finds_a_wrong_gradient(self):
+        path = os.path.join(ROOT, "examples", "torch_autograd.py")
+        for fault, words in (("reference", "gradcheck FAILS: "), ("kernels", "WRONG gdn ")):
+            code = ("import runpy, tidegate\nright = tidegate.backward\ndef wrong(*inputs, **options):\n"
+                    "    found = right(*inputs, **options)\n"
+                    "    if options.get('reference', False) == %r: found['dk'] *= 1.0001\n"
+                    "    return found\ntidegate.backward = wrong\nrunpy.run_path(%r, run_name='__main__')\n"
+                    % (fault == "reference", path))
+            done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                  universal_newlines=True)
+            self.assertEqual(done.returncode, 1, done.stdout)
+            self.assertIn(words, done.stdout)
+
+
 class Check(unittest.TestCase):
     def same_text(self, one, other):
         timeless = [re.sub(r"[0-9.]+ s\b", "_ s", text) for text in (one, other)]
@@ -237,10 +513,55 @@ class Check(unittest.TestCase):
             self.same_text(tidegate.check(subject, CASE).text, tool("check", CASE, "--subject", subject).stdout)
 
     def test_all_passes(self):
-        for kernel, which in ((right, "forward"), (decodes, "decode"), (decodes_packed, "packed")):
+        for kernel, which in ((right, "forward"), (right_backward, "backward"), (decodes, "decode"),
+                              (decodes_packed, "packed")):
             result = tidegate.check(kernel, "quick", dtype="fp32", pass_=which)
             self.assertTrue(result, result)
             self.assertGreater(result.counts["passed"], 5)
+            self.assertEqual(result.counts["skipped"], 0)
+            rules = {case.id.split("/")[0] for case in result.cases if case.verdict == "pass"}
+            self.assertEqual(len(rules), 3 if which == "packed" else 8)
+
+    def test_backward(self):
+        for rule in ("gdn", "dplr"):
+            result = tidegate.check(right_backward, "quick", rule=rule, pass_="backward")
+            self.assertTrue(result, result)
+            self.assertGreater(result.counts["passed"], 15)
+        result = tidegate.check(wrong_backward, BACK)
+        self.assertEqual((result.exit_code, {t.name: t.verdict for t in result.cases[0].tensors}), (1, dict(
+            dict.fromkeys(["dq", "dv", "dg", "dbeta", "dh0"], "pass"), dk="fail")))
+
+        def answers(change):
+            def kernel(*inputs, **options):
+                gradients = right_backward(*inputs, **options)
+                change(gradients, options["out"])
+                return gradients
+            result = tidegate.check(kernel, BACK)
+            self.assertEqual(result.exit_code, 1, result)
+            found = [(t.name, t.reason) for t in result.cases[0].tensors if t.verdict != "pass"]
+            return found or result.cases[0].reason
+        self.assertEqual(answers(lambda told, out: told.pop("dk")), [("dk", "11200 elements never written")])
+        self.assertEqual(answers(lambda told, out: told.update(dh0=ts.poisoned((1, 4, 80, 96), np.float32))),
+                         [("dh0", "30720 elements never written")])
+        (name, reason), = answers(lambda told, out: told.update(dv=told["dv"][:, 1:]))
+        self.assertEqual((name, "shape" in reason), ("dv", True))
+        self.assertRegex(answers(lambda told, out: told.update(dx=0)),
+                         "^ValueError: the kernel returned 'dx', expected some of dq, dk, ")
+
+    def test_a_kernel_is_not_asked_for_rules_that_it_does_not_name(self):
+        def kernel(q, k, v, g, beta, scale, initial_state, cu_seqlens, **options):
+            options["rule"] = "gdn" if g.ndim == 3 else "kda"
+            return right(q, k, v, g, beta, scale, initial_state, cu_seqlens, **options)
+        result = tidegate.check(kernel, "quick", dtype="fp32")
+        self.assertEqual(result.exit_code, 0)
+        self.assertEqual({case.id.split("/")[0] for case in result.cases if case.verdict == "pass"},
+                         {"deltanet", "gdn", "kda"})
+        self.assertEqual({case.reason for case in result.cases if case.verdict == "skipped"},
+                         {"rule gdn2: the kernel's signature names no erase and no write",
+                          "rule gdp: the kernel's signature names no n_householder",
+                          "rule dplr: the kernel's signature names no lr_a and no lr_b",
+                          "rule iplr: the kernel's signature names no lr_a and no lr_b",
+                          "rule rwkv7: the kernel's signature names no lr_a and no lr_b"})
 
     def test_a_wrong_one_fails(self):
         result = tidegate.check(wrong, CASE)
@@ -299,8 +620,9 @@ class Check(unittest.TestCase):
                 tidegate.check(fn, case, **named)
 
     def test_a_subject_in_a_process_of_its_own(self):
-        result = tidegate.check(tidegate.as_subject(right), "quick", rule="kda", dtype="fp32")
-        self.assertTrue(result, result)
+        for kernel, rule, which in ((right, "kda", "forward"), (right_backward, "gdp", "backward")):
+            result = tidegate.check(tidegate.as_subject(kernel), "quick", rule=rule, dtype="fp32", pass_=which)
+            self.assertTrue(result, result)
         result = tidegate.check(tidegate.as_subject(aborts), CASE)
         self.assertEqual((result.exit_code, result.cases[0].verdict), (4, "crashed"))
         done = tool("check", CASE, "--subject", tidegate.as_subject(wrong))

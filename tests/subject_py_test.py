@@ -26,7 +26,7 @@ def request(seed=0, B=1, T=5, H=2, HV=4, K=8, V=6, rule="gdn", dtype="fp32", cu=
     tensors = {"q": rng.standard_normal((B, T, H, K)), "k": k / np.linalg.norm(k, axis=-1, keepdims=True),
                "v": rng.standard_normal((B, T, HV, V))}
     tensors = {name: (dtype, ts.stored_as(dtype, value)) for name, value in tensors.items()}
-    wide = (B, T, HV, K) if rule == "kda" else (B, T, HV)
+    wide = (B, T, HV, K) if ts.RULES[rule][0] else (B, T, HV)
     tensors["g"] = ("fp32", -rng.random(wide).astype(np.float32))
     tensors["beta"] = ("fp32", rng.random((B, T, HV)).astype(np.float32))
     if cu is not None:
@@ -35,6 +35,25 @@ def request(seed=0, B=1, T=5, H=2, HV=4, K=8, V=6, rule="gdn", dtype="fp32", cu=
         n = B if cu is None else len(cu) - 1
         tensors["initial_state"] = ("fp32", rng.standard_normal((n, HV, K, V)).astype(np.float32))
     return dict({"protocol": "1", "rule": rule, "pass": "forward"}, **metadata), tensors
+
+
+def backward_request(seed=0, dht=True, logits=False, **options):
+    """Of pass backward: request() with do, dht, and logits in place of gates."""
+    meta, tensors = request(seed, **dict({"pass": "backward"}, **options))
+    rng = np.random.default_rng(seed + 100)
+    shape = tensors["v"][1].shape
+    HV, K = shape[2], tensors["q"][1].shape[3]
+    tensors["do"] = ("fp32", rng.standard_normal(shape).astype(np.float32))
+    if dht:
+        n = len(tensors["cu_seqlens"][1]) - 1 if "cu_seqlens" in tensors else shape[0]
+        tensors["dht"] = ("fp32", rng.standard_normal((n, HV, K, shape[3])).astype(np.float32))
+    if logits:
+        wide = tensors.pop("g")[1].shape
+        del tensors["beta"]
+        drawn = {"a": wide, "b": shape[:3], "A_log": (HV,), "dt_bias": (HV * K,) if len(wide) == 4 else (HV,)}
+        tensors.update({name: ("fp32", rng.standard_normal(size).astype(np.float32)) for name, size in drawn.items()})
+        meta["gates"] = "logits"
+    return meta, tensors
 
 
 def by_hand(meta, tensors):
@@ -59,6 +78,24 @@ def by_hand(meta, tensors):
     return o, states
 
 
+def loss(meta, x):
+    """do . o + dht . final state in float64, from the arrays x of a backward request as they are in its file."""
+    x = dict(x)
+    if meta.get("qk_l2norm") == "1":
+        for name in "qk":
+            x[name] = x[name] / np.sqrt((x[name] ** 2).sum(-1, keepdims=True) + 1e-6)
+    if meta.get("gates") == "logits":
+        HV = x["v"].shape[2]
+        rate = np.exp(x["A_log"]).reshape((HV,) + (1,) * (x["a"].ndim - 3))
+        z = x["a"] + x["dt_bias"].reshape(x["a"].shape[2:])
+        bounded = meta.get("gate_form") == "bounded"
+        x["g"] = -5 / (1 + np.exp(-rate * z)) if bounded else -rate * np.log1p(np.exp(z))
+        x["beta"] = (2 if meta.get("allow_neg_eigval") == "1" else 1) / (1 + np.exp(-x["b"]))
+    x["g"] = np.maximum(x["g"], float(meta.get("gate_min", -np.inf)))
+    o, states = by_hand(meta, {name: ("fp64", array) for name, array in x.items()})
+    return (x["do"] * o).sum() + (x["dht"] * states).sum()
+
+
 class Case(unittest.TestCase):
     def setUp(self):
         self.home = tempfile.TemporaryDirectory(prefix="tide gate's ")
@@ -66,6 +103,7 @@ class Case(unittest.TestCase):
         self.ask, self.told = (os.path.join(self.home.name, name) for name in ("ask.safetensors", "told.safetensors"))
 
     def answer(self, kernel, asked, **options):
+        """Metadata, arrays and types; `backward=` and its like in options are passes' own kernels."""
         ts.write(self.ask, *asked)
         ts.answer(kernel, self.ask, self.told, **options)
         return ts.read(self.told)
@@ -164,7 +202,7 @@ class Adapter(Case):
         with self.assertRaises(ts.Skip):
             self.answer(lambda *a, **o: None, request(**{"pass": "backward"}))
         with self.assertRaises(ts.Skip):
-            self.answer(lambda *a, **o: None, request(rule="rwkv7"))
+            self.answer(lambda *a, **o: None, (dict(request()[0], rule="none"), request()[1]))
         _, arrays, _ = self.answer(lambda *a, **o: (np.zeros((2, 3)), np.zeros(4)), request(state_layout="vk"))
         self.assertEqual((arrays["o"].shape, arrays["final_state"].shape), ((2, 3), (4,)))
 
@@ -211,7 +249,7 @@ class Adapter(Case):
 
     def test_the_right_example_is_right(self):
         from gdn_numpy_subject import kernel
-        for rule in ts.RULES:
+        for rule in ("gdn", "kda"):
             for change in ({}, {"head_map": "tiled", "state": True}, {"B": 2, "state": True, "dtype": "bf16", "T": 70},
                            {"cu": [0, 0, 2, 5, 5], "state": True}, {"H": 1, "HV": 1, "K": 1, "V": 1, "T": 1}):
                 asked = request(rule=rule, out_dtype="fp32", **change)
@@ -238,6 +276,163 @@ class Adapter(Case):
             _, told, _ = self.answer(faulty, request(T=T))
             np.testing.assert_array_equal(told["o"], expected["o"])
             self.assertEqual(not np.allclose(told["final_state"], expected["final_state"]), wrong, T)
+
+
+class Rules(Case):
+    def test_what_a_rule_has_is_handed_to_kernels_that_name_it(self):
+        rng = np.random.default_rng(3)
+
+        def asked(rule, *names, **metadata):
+            meta, tensors = request(rule=rule, **metadata)
+            for name, width in (("erase", 8), ("write", 6), ("lr_a", 8), ("lr_b", 8)):
+                if name in names:
+                    tensors[name] = ("bf16", ts.to_bf16(rng.random((1, 5, 4, width))))
+            return meta, {name: tensor for name, tensor in tensors.items() if name in names + ("q", "k", "v")}
+        seen = {}
+
+        def kernel(q, k, v, g, beta, scale, state, cu, n_householder, erase, write, lr_a, lr_b, out, **options):
+            seen.update(g=g, beta=beta, n=n_householder, scale=scale, o=out["o"].shape,
+                        own={name for name, x in (("erase", erase), ("write", write), ("lr_a", lr_a), ("lr_b", lr_b))
+                             if x is not None})
+
+        def plain(q, k, v, g, beta, scale, state, cu, **options):
+            seen.update(g=g, beta=beta)
+        for rule, names in (("gdn2", ("g", "erase", "write")), ("dplr", ("g", "lr_a", "lr_b")),
+                            ("rwkv7", ("g", "lr_a", "lr_b")), ("iplr", ("lr_a", "lr_b")), ("deltanet", ("beta",))):
+            self.answer(kernel, asked(rule, *names))
+            self.assertEqual(seen["own"], set(names) - {"g", "beta"})
+            self.assertEqual(seen["beta"] is None, "beta" not in names)
+            self.assertEqual(seen["g"].shape, (1, 5, 4) if rule == "deltanet" else (1, 5, 4, 8))
+            self.assertEqual(seen["g"].any(), "g" in names)
+            self.assertEqual((seen["n"], seen["scale"]), (1, 1 if rule == "rwkv7" else 8 ** -0.5))
+            if rule != "deltanet":
+                with self.assertRaisesRegex(ts.Skip, "^rule %s: the kernel's signature names no (erase and|lr_a and) no"
+                                            % rule):
+                    self.answer(plain, asked(rule, *names))
+        self.answer(plain, asked("deltanet", "beta"))  # zeros for g: a kernel for gdn is one for deltanet
+        self.assertFalse(seen["g"].any())
+
+        meta, tensors = request(rule="gdp", T=6, n_householder="3")
+        q, g = (tensors[name] for name in "qg")
+        tensors.update(q=(q[0], q[1][:, :2]), g=(g[0], g[1][:, :2]))
+        self.answer(kernel, (meta, tensors))
+        self.assertEqual((seen["n"], seen["o"], seen["g"].shape, seen["beta"].shape),
+                         (3, (1, 2, 4, 6), (1, 2, 4), (1, 6, 4)))
+        with self.assertRaisesRegex(ts.Skip, "names no n_householder$"):
+            self.answer(plain, (meta, tensors))
+
+    def test_logits_of_a_rule_without_beta_or_without_decay(self):
+        meta, tensors = backward_request(logits=True, rule="kda")
+        x = {name: array for name, (_, array) in tensors.items()}
+        whole = ts.gates_from_logits(meta, x, 4, 8)
+        for lacking, place in (("b", 1), ("a", 0)):
+            part = ts.gates_from_logits(meta, {name: array for name, array in x.items() if name != lacking}, 4, 8)
+            self.assertIsNone(part[place])
+            np.testing.assert_array_equal(part[1 - place], whole[1 - place])
+
+
+class Backward(Case):
+    def test_gradients_are_those_of_a_plain_loss(self):
+        """The NumPy example through the adapter, along random directions, against central differences."""
+        from gdn_numpy_subject import backward
+        for options in (dict(rule="gdn"), dict(rule="kda", head_map="tiled"), dict(rule="gdn", qk_l2norm="1"),
+                        dict(rule="kda", gate_min="-0.5"), dict(rule="gdn", cu=[0, 2, 2, 5]),
+                        dict(rule="gdn", logits=True, qk_l2norm="1", allow_neg_eigval="1"),
+                        dict(rule="kda", logits=True), dict(rule="kda", logits=True, gate_form="bounded"),
+                        dict(rule="gdn", logits=True, gate_form="bounded", gate_min="-2"),
+                        dict(rule="kda", logits=True, gate_min="-0.4")):
+            asked = meta, tensors = backward_request(state=True, **options)
+            told, arrays, dtypes = self.answer(None, asked, backward=backward)
+            x = {name: array.astype(float) for name, (_, array) in tensors.items()}
+            names = {"dh0": "initial_state"}
+            names.update({"d" + name: name for name in x if name not in ("do", "dht", "initial_state", "cu_seqlens")})
+            self.assertEqual(set(arrays), set(names))
+            self.assertEqual(told["unwritten"], ",".join("%s:0" % name for name in arrays))
+            rng = np.random.default_rng(7)
+            for gradient, name in names.items():
+                self.assertEqual((arrays[gradient].shape, dtypes[gradient]), (x[name].shape, "fp32"))
+                for _ in range(3):
+                    step = rng.standard_normal(x[name].shape)
+                    up, down = (loss(meta, dict(x, **{name: x[name] + h * step})) for h in (1e-6, -1e-6))
+                    got = (arrays[gradient] * step).sum()
+                    size = np.abs(arrays[gradient] * step).sum()
+                    self.assertLess(abs(got - (up - down) / 2e-6), 2e-6 * size + 1e-7, (options, gradient))
+
+    def test_what_is_asked_for(self):
+        seen = {}
+
+        def spy(q, k, v, g, beta, scale, state, cu, do, dht, out, **options):
+            seen.update(options, do=do, dht=dht, state=state, out={name: x.shape for name, x in out.items()})
+            return {}
+        meta, tensors = backward_request(dtype="bf16", dht=False)
+        tensors["do"] = ("bf16", ts.to_bf16(tensors["do"][1]))
+        told, arrays, dtypes = self.answer(None, (meta, tensors), backward=spy, twin="chunked:bf16:64")
+        self.assertEqual(dtypes, {"dq": "bf16", "dk": "bf16", "dv": "bf16", "dg": "fp32", "dbeta": "fp32",
+                                  "dh0": "fp32"})
+        self.assertEqual((seen["do"].dtype, seen["dht"], seen["state"]), (np.float32, None, None))
+        self.assertEqual(seen["out"]["dh0"], (1, 4, 8, 6))
+        self.assertNotIn("out_dtype", seen)
+        self.assertNotIn("twin", told)  # that of forward
+        self.assertEqual(told["unwritten"], "dq:80,dk:80,dv:120,dg:20,dbeta:20,dh0:192")
+
+        meta, tensors = backward_request(logits=True, state=True)
+        tensors["initial_state"] = ("fp16", tensors["initial_state"][1].astype(np.float16))
+        tensors["dt_bias"] = ("fp64", tensors["dt_bias"][1].astype(float))
+        told, arrays, dtypes = self.answer(None, (meta, tensors), backward=spy)
+        self.assertEqual(set(seen["out"]) - set(arrays), {"dg", "dbeta"})
+        self.assertEqual((dtypes["dh0"], dtypes["ddt_bias"], set(arrays)),
+                         ("fp16", "fp64", {"dq", "dk", "dv", "da", "db", "dA_log", "ddt_bias", "dh0"}))
+        self.assertEqual(told["unwritten"], "dq:80,dk:80,dv:120,da:20,db:20,dA_log:4,ddt_bias:4,dh0:192")
+
+    def test_what_is_missing_misshapen_or_unknown(self):
+        def told(kernel, **options):
+            meta, arrays, _ = self.answer(None, backward_request(state=True, **options), backward=kernel)
+            counts = dict(pair.split(":") for pair in meta["unwritten"].split(","))
+            return arrays, {name: int(count) for name, count in counts.items() if count != "0"}
+
+        def partial(q, k, v, g, beta, *rest, out, **options):
+            for name in out:
+                if name != "dk":
+                    out[name][...] = 1
+            out["dg"][:, 0] = ts.poisoned((1, 4), np.float32)
+        self.assertEqual(told(partial)[1], {"dk": 80, "dg": 4})
+        self.assertEqual(told(partial, qk_l2norm="1")[1], {"dk": 80, "dg": 4})
+        # The four of logits were written in place too: they are what the kernel says.
+        arrays, lost = told(partial, logits=True)
+        self.assertEqual((lost, arrays["da"].min(), arrays["dA_log"].max()), ({"dk": 80}, 1, 1))
+
+        def first_token_left(*inputs, out, **options):
+            made = {name: np.ones(out[name].shape, np.float32) for name in ("dq", "dk", "dv", "dg", "dbeta", "dh0")}
+            made["dg"][:, 0] = ts.poisoned((1, 4), np.float32)
+            return made
+        self.assertEqual(told(first_token_left, logits=True)[1], {"da": 4, "dA_log": 4, "ddt_bias": 4})
+        arrays, lost = told(lambda *inputs, **options: {"dq": np.zeros(3), "dg": np.zeros((2, 2)), "derase": None},
+                            logits=True, qk_l2norm="1")
+        self.assertEqual((arrays["dq"].shape, arrays["da"].shape, lost["db"]), ((3,), (2, 2), 20))
+        with self.assertRaisesRegex(ValueError, "^the kernel returned 'dinitial', expected some of dq, dk, "):
+            told(lambda *inputs, **options: {"dinitial": 0})
+        arrays, _ = told(lambda *inputs, **options: {"derase": np.zeros(3)})  # of another rule: not asked for
+        self.assertNotIn("derase", arrays)
+        with self.assertRaisesRegex(ts.Skip, "backward"):
+            self.answer(lambda *inputs, **options: None, backward_request())
+
+    def test_state_layout_vk_is_turned_both_ways(self):
+        from gdn_numpy_subject import backward
+        meta, tensors = backward_request(state=True)
+        _, straight, _ = self.answer(None, (meta, tensors), backward=backward)
+        turned = {name: (tensors[name][0], tensors[name][1].swapaxes(-1, -2)) for name in ("initial_state", "dht")}
+        _, told, _ = self.answer(None, (dict(meta, state_layout="vk"), dict(tensors, **turned)), backward=backward)
+        for name, expected in straight.items():
+            np.testing.assert_array_equal(told[name], expected.swapaxes(-1, -2) if name == "dh0" else expected)
+
+    def test_no_tokens(self):
+        from gdn_numpy_subject import backward
+        for logits in (False, True):
+            _, told, _ = self.answer(None, backward_request(T=0, cu=[0, 0], state=True, logits=logits),
+                                     backward=backward)
+            self.assertTrue(told["dh0"].any())
+            if logits:
+                np.testing.assert_array_equal(told["dA_log"], np.zeros(4))
 
 
 class Processes(Case):

@@ -98,7 +98,7 @@ int bench_backward(const BenchOptions& o, const std::vector<cases::Case>& list, 
             options.memory_limit = o.memory_limit;
             const Plan decided = cases::plan_of(problem, options);
             warm_up(c);
-            const double before = peak_memory(true);
+            const double before = peak_memory(true) - static_cast<double>(cpu::allocated_bytes());
             cases::run(problem, options);
             const double peak = peak_memory(false) - before;
             forward(forward_problem, options);

@@ -80,9 +80,11 @@ Tensor Given::view(const char* name, const nb::ndarray<nb::ro>& array) const {
     }
     t.dtype = dtype_of(name, array.dtype(), bf16_.contains(nb::str(name)));
     t.data = const_cast<void*>(array.data());
-    for (std::size_t d = 0; d < array.ndim(); ++d) {
+    std::int64_t dense = 1;
+    for (std::size_t d = array.ndim(); d-- > 0;) {
         t.shape[d] = static_cast<std::int64_t>(array.shape(d));
-        t.stride[d] = array.stride(d);
+        t.stride[d] = array.size() > 0 ? array.stride(d) : dense;  // NumPy's of an empty array are zeros
+        dense *= t.shape[d];
     }
     return t;
 }

@@ -1,6 +1,8 @@
 import os
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict, TypeVar
+
+from typing_extensions import Unpack
 
 class _Tensor(Protocol):
     """NumPy, PyTorch (CPU), JAX (CPU), or whatever else has DLPack."""
@@ -11,13 +13,16 @@ class _Tensor(Protocol):
     def dtype(self) -> Any: ...
 
 __all__ = [
-    "CaseResult", "CheckFailed", "CheckResult", "Error", "Skip", "TensorResult", "as_subject", "check", "decode",
-    "forward", "packed_decode", "plan",
+    "CaseResult", "CheckFailed", "CheckResult", "Error", "Skip", "TensorResult", "as_subject", "backward", "check",
+    "decode", "forward", "packed_decode", "plan",
 ]
 
 _T = TypeVar("_T", bound=_Tensor)
-_Rule = Literal["gdn", "kda"]
-_Pass = Literal["forward", "decode", "packed"]
+_Rule = Literal["deltanet", "gdn", "kda", "gdn2", "gdp", "dplr", "iplr", "rwkv7"]
+_Pass = Literal["forward", "backward", "decode", "packed"]
+_Gradient = Literal[
+    "dq", "dk", "dv", "dg", "dbeta", "derase", "dwrite", "dlr_a", "dlr_b", "da", "db", "dA_log", "ddt_bias", "dh0"
+]
 
 __version__: str
 
@@ -31,42 +36,75 @@ class CheckFailed(AssertionError):
 
 class Skip(Exception): ...
 
+class _Options(TypedDict, total=False):
+    """Keyword arguments of every operation."""
+
+    rule: _Rule  # "gdn"
+    gate_form: Literal["softplus", "bounded"]
+    lower_bound: float  # -5.0
+    gate_min: float | None
+    allow_neg_eigval: bool
+    head_map: Literal["grouped", "tiled"]
+    state_v_first: bool
+    check_values: bool
+    threads: int  # 0: all cores
+    reference: bool  # the fp64 oracle in place of the kernels
+
+class _Inputs(_Options, total=False):
+    """And of those on q, k and v; n is n_householder."""
+
+    erase: _Tensor | None  # gdn2 [B, T, HV, K]
+    write: _Tensor | None  # gdn2 [B, T, HV, V]
+    lr_a: _Tensor | None  # dplr, iplr, rwkv7 [B, T, HV, K]
+    lr_b: _Tensor | None  # dplr, iplr, rwkv7 [B, T, HV, K]
+    n_householder: int  # gdp
+    a: _Tensor | None  # shape of g
+    b: _Tensor | None  # shape of beta
+    A_log: _Tensor | None  # [HV]
+    dt_bias: _Tensor | None  # [HV], [HV * K] where g has channels
+
 def forward(
     q: _Tensor,  # [B, T, H, K]
-    k: _Tensor,  # [B, T, H, K]
-    v: _T,  # [B, T, HV, V]
-    g: _Tensor | None = None,  # [B, T, HV], kda [B, T, HV, K]
-    beta: _Tensor | None = None,  # [B, T, HV]
+    k: _Tensor,  # [B, T n, H, K]
+    v: _T,  # [B, T n, HV, V]
+    g: _Tensor | None = None,  # [B, T, HV]; kda, gdn2, dplr, rwkv7 [B, T, HV, K]
+    beta: _Tensor | None = None,  # deltanet, gdn, kda, gdp [B, T n, HV]
     scale: float | None = None,
     initial_state: _Tensor | None = None,  # [N, HV, K, V]
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: _Tensor | None = None,  # [N + 1]
     *,
-    rule: _Rule = "gdn",
-    a: _Tensor | None = None,  # shape of g
-    b: _Tensor | None = None,  # shape of beta
-    A_log: _Tensor | None = None,  # [HV]
-    dt_bias: _Tensor | None = None,  # [HV], kda [HV * K]
-    gate_form: Literal["softplus", "bounded"] = "softplus",
-    lower_bound: float = -5.0,
-    gate_min: float | None = None,
-    allow_neg_eigval: bool = False,
-    head_map: Literal["grouped", "tiled"] = "grouped",
-    state_v_first: bool = False,
     out: _Tensor | None = None,  # [B, >= T, HV, V]
     final_state: _Tensor | None = None,  # [N, HV, K, V]
     out_dtype: Any = None,
     state_dtype: Any = None,
-    check_values: bool = False,
-    threads: int = 0,
+    **shared: Unpack[_Inputs],
 ) -> tuple[_T, _T | None]: ...
+def backward(
+    q: _Tensor,
+    k: _Tensor,
+    v: _Tensor,
+    g: _Tensor | None = None,
+    beta: _Tensor | None = None,
+    scale: float | None = None,
+    initial_state: _Tensor | None = None,
+    *,
+    do: _Tensor,  # [B, T, HV, V], dL/do
+    dht: _Tensor | None = None,  # [N, HV, K, V], dL/d(final_state)
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: _Tensor | None = None,
+    gradients: Iterable[_Gradient] | None = None,
+    out: dict[_Gradient, Any] | None = None,
+    memory_limit: int = 0,
+    **shared: Unpack[_Inputs],
+) -> dict[_Gradient, Any]: ...
 def decode(
-    q: _Tensor,  # [B, T, H, K]
-    k: _Tensor,  # [B, T, H, K]
-    v: _T,  # [B, T, HV, V]
-    g: _Tensor | None = None,  # [B, T, HV], kda [B, T, HV, K]
-    beta: _Tensor | None = None,  # [B, T, HV]
+    q: _Tensor,
+    k: _Tensor,
+    v: _T,
+    g: _Tensor | None = None,
+    beta: _Tensor | None = None,
     scale: float | None = None,
     state: _Tensor | None = None,  # [P, HV, K, V]
     state_indices: _Tensor | None = None,  # [B] or [B, W]
@@ -74,28 +112,16 @@ def decode(
     use_qk_l2norm_in_kernel: bool = False,
     *,
     null_slot: int | None = None,
-    rule: _Rule = "gdn",
-    a: _Tensor | None = None,  # shape of g
-    b: _Tensor | None = None,  # shape of beta
-    A_log: _Tensor | None = None,  # [HV]
-    dt_bias: _Tensor | None = None,  # [HV], kda [HV * K]
-    gate_form: Literal["softplus", "bounded"] = "softplus",
-    lower_bound: float = -5.0,
-    gate_min: float | None = None,
-    allow_neg_eigval: bool = False,
-    head_map: Literal["grouped", "tiled"] = "grouped",
-    state_v_first: bool = False,
     out: _Tensor | None = None,  # [B, >= T, HV, V]
     state_tokens: _Tensor | None = None,  # [B, T, HV, K, V]
     out_dtype: Any = None,
-    check_values: bool = False,
-    threads: int = 0,
+    **shared: Unpack[_Inputs],
 ) -> _T: ...
 def packed_decode(
     mixed_qkv: _T,  # [B, 2 H K + HV V]
-    a: _Tensor,  # [B, HV], kda [B, HV, K]
+    a: _Tensor | None,  # [B, HV], kda [B, HV, K]
     b: _Tensor,  # [B, HV]
-    A_log: _Tensor,  # [HV]
+    A_log: _Tensor | None,  # [HV]
     dt_bias: _Tensor | None = None,  # [HV], kda [HV * K]
     state: _Tensor | None = None,  # [P, HV, K, V]
     state_indices: _Tensor | None = None,  # [B]
@@ -103,17 +129,9 @@ def packed_decode(
     use_qk_l2norm_in_kernel: bool = False,
     *,
     null_slot: int | None = None,
-    rule: _Rule = "gdn",
-    gate_form: Literal["softplus", "bounded"] = "softplus",
-    lower_bound: float = -5.0,
-    gate_min: float | None = None,
-    allow_neg_eigval: bool = False,
-    head_map: Literal["grouped", "tiled"] = "grouped",
-    state_v_first: bool = False,
     out: _Tensor | None = None,  # [B, 1, HV, V]
     out_dtype: Any = None,
-    check_values: bool = False,
-    threads: int = 0,
+    **shared: Unpack[_Options],
 ) -> _T: ...
 def plan(*arguments: Any, call: Callable[..., Any] | None = None, **named: Any) -> str: ...
 

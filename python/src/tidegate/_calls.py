@@ -107,8 +107,9 @@ def forward(q, k, v, g=None, beta=None, scale=None, initial_state=None, output_f
 
         S = D S + k (beta (v - (D S)^T k))^T,   o = scale S^T q,   D = Diag(exp(g))
 
-    or another rule's form of it. Tensors of NumPy, PyTorch (CPU), JAX (CPU), or anything with DLPack; read where they
-    are, with any strides (a K or V dimension must be dense), each fp32, bf16 or fp16. Results are of the framework of v.
+    or another rule's form of it. Tensors are NumPy's, PyTorch's (CPU), JAX's (CPU), or anybody's with DLPack; they are
+    read where they are, with any strides (a K or V dimension must be dense), each fp32, bf16 or fp16. Results are of
+    the framework of v.
 
     q, k            [B, T, H, K]
     v               [B, T, HV, V], HV a multiple of H
@@ -156,7 +157,7 @@ def forward(q, k, v, g=None, beta=None, scale=None, initial_state=None, output_f
 
 
 @_operation(_INPUTS, _OPTIONS)
-def backward(q, k, v, g=None, beta=None, scale=None, initial_state=None, *, do=None, dht=None,
+def backward(q, k, v, g=None, beta=None, scale=None, initial_state=None, *, do, dht=None,
              use_qk_l2norm_in_kernel=False, cu_seqlens=None, gradients=None, out=None, memory_limit=0, **shared):
     """Gradients of every input of forward() from those of o and final_state: a dictionary by docs/protocol.md's names,
     dq dk dv dg dbeta derase dwrite dlr_a dlr_b da db dA_log ddt_bias, and dh0, that of initial_state.
@@ -172,10 +173,11 @@ def backward(q, k, v, g=None, beta=None, scale=None, initial_state=None, *, do=N
     is that of an initial state of zeros, in fp32. Where g is below -128 or below gate_min its gradient is 0; q and k
     are those before L2 normalisation. With reference=True the exact adjoint in fp64."""
     call = _Call("backward", locals())
-    given, out = call.given, call.given.pop("out") or {}
-    if not isinstance(out, dict):
+    given = call.given
+    if not isinstance(given.pop("out"), (dict, type(None))):
         raise Error("out", "out: given a %s, expected a dictionary: the name of a gradient -> memory for it"
                     % type(out).__name__)
+    out = out or {}
     inputs = {name: given.get("initial_state" if name == "dh0" else name[1:]) for name in _core.gradients}
     if gradients is None:
         gradients = [name for name, tensor in inputs.items() if tensor is not None]

@@ -73,8 +73,12 @@ def check(fn, case_or_suite, *, rule=None, dtype=None, pass_=None, gate="derived
                         fn(q, k, v, g, beta, scale, initial_state, cu_seqlens, head_map="grouped", **options)
                             -> (o, final_state), or writes to options["out"]
                     with NumPy arrays q, k [B,T,H,K]; v, o [B,T,HV,V]; g [B,T,HV] (kda [B,T,HV,K]); beta [B,T,HV];
-                    states [N,HV,K,V]; cu_seqlens [N+1] or None. It runs in this process, on the calling thread. Raise
-                    tidegate.Skip for what it does not do; any other exception fails the case.
+                    states [N,HV,K,V]; cu_seqlens [N+1] or None. Pass backward:
+                        fn(q, k, v, g, beta, scale, initial_state, cu_seqlens, do, dht, head_map="grouped", **options)
+                            -> {"dq": ..., "dk": ..., "dv": ..., "dg": ..., "dbeta": ..., "dh0": ...}
+                    Rules with erase, write, lr_a, lr_b or n_householder are tried if fn's signature names these. It
+                    runs in this process, on the calling thread. Raise tidegate.Skip for what it does not do; any
+                    other exception fails the case.
                     Or a subject as the command line takes it: "cpu", "exec:COMMAND", "lib:KERNEL.so", as_subject(fn)
     case_or_suite   a case id ("gdn/forward/bf16/1,70,2,4,80,96/h0=1/7"), a request file, or a suite ("quick")
     rule, dtype, pass_  filter a suite; for a file they override what it says

@@ -89,9 +89,15 @@ def empty(argument, like, shape, dtype):
 
 
 def empty_like(argument, tensor):
-    """A new tensor of the shape and type of another; None where that is none that the extension takes."""
-    name = _name_of(getattr(tensor, "dtype", ""))
-    return empty(argument, tensor, tensor.shape, name) if name in _LONG_NAMES else None
+    """A new tensor of the shape and type of another; fp32 where that has a type that no call takes."""
+    kind = tensor
+    if not hasattr(tensor, "dtype"):
+        try:
+            kind = np.from_dlpack(tensor) if hasattr(tensor, "__dlpack__") else np.asarray(memoryview(tensor))
+        except Exception:  # no tensor at all: the call says so
+            kind = None
+    name = _name_of(getattr(kind, "dtype", ""))
+    return empty(argument, tensor, getattr(kind, "shape", (0,)), name if name in _LONG_NAMES else "fp32")
 
 
 def finished(like, made):

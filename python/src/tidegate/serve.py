@@ -31,7 +31,7 @@ def main():
     if len(sys.argv) in (3, 5) and sys.argv[2] not in sys.path:
         sys.path.insert(0, sys.argv[2])
     kernel = load(sys.argv[1])
-    serve(kernel, decode=kernel, packed=kernel)
+    serve(kernel, backward=kernel, decode=kernel, packed=kernel)
 
 
 if __name__ == "__main__":
