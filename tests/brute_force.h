@@ -7,11 +7,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <deque>
-#include <functional>
 #include <initializer_list>
 #include <limits>
-#include <random>
+#include <optional>
 #include <vector>
 
 #include "problem/normal_form.h"
@@ -111,13 +109,14 @@ struct Head {
 };
 
 struct Wrong {
-    bool undecayed_error = false;    ///< the error term reads the state as it was before this token's decay
+    bool other_side = false;         ///< a step reads the state before its decay where after is right, or the reverse
+    bool decay_each_step = false;    ///< a token's decay acts in every one of its steps
     bool read_before_write = false;  ///< the output reads the state as it was before this token
 };
 
 inline Step tied(const Vector& decay, const Vector& k, const Vector& e, Vector v, const Vector& w, Wrong wrong) {
     Vector a;
-    for (std::size_t i = 0; i < k.size(); ++i) a.push_back(-(wrong.undecayed_error ? 1 : decay[i]) * e[i] * k[i]);
+    for (std::size_t i = 0; i < k.size(); ++i) a.push_back(-(wrong.other_side ? 1 : decay[i]) * e[i] * k[i]);
     for (std::size_t j = 0; j < v.size(); ++j) v[j] *= w[j];
     return {decay, a, k, k, v};
 }
@@ -159,11 +158,21 @@ inline Shape shape_of(const Forward& f) {
 }
 
 inline Head head_of(const Forward& f, Place p, Wrong wrong) {
-    const Index H = f.q.shape[2], HV = f.v.shape[2], K = f.q.shape[3], V = f.v.shape[3];
+    const Index H = f.q.shape[2], HV = f.v.shape[2], K = f.q.shape[3], V = f.v.shape[3], n = f.n_householder;
     const Index hq = f.head_map == HeadMap::grouped ? p.hv / (HV / H) : p.hv % H;
-    const bool channels = f.rule == Rule::kda, logits = f.a.present();
+    const bool forgets = f.rule != Rule::deltanet && f.rule != Rule::iplr, logits = f.a.present();
+    const bool channels = f.rule != Rule::gdn && f.rule != Rule::gdp, unit = f.rule == Rule::rwkv7;
+    const bool free = f.rule == Rule::dplr || f.rule == Rule::iplr || f.rule == Rule::rwkv7;
     const GateKind form = f.gate_form == GateForm::softplus ? GateKind::softplus : GateKind::bounded;
-    Head head{f.scale ? Real(*f.scale) : 1 / std::sqrt(Real(K)), {}, {}, {}};
+    const auto row = [&](const Tensor& x, Index width, Index r, Index head) {
+        return vector(width, [&](Index i) { return element(x, {p.batch, r, head, i}); });
+    };
+    const auto beta = [&](Index width, Index r) {
+        const Tensor& from = f.beta.present() ? f.beta : f.b;
+        const Real x = element(from, {p.batch, r, p.hv});
+        return Vector(at(width), f.beta.present() ? x : (f.allow_neg_eigval ? 2 : 1) * sigmoid(x));
+    };
+    Head head{f.scale ? Real(*f.scale) : unit ? 1 : 1 / std::sqrt(Real(K)), {}, {}, {}};
     if (f.initial_state.present()) {
         head.h0 = vector(K * V, [&](Index i) {
             return f.state_v_first ? element(f.initial_state, {p.n, p.hv, i % V, i / V})
@@ -172,20 +181,26 @@ inline Head head_of(const Forward& f, Place p, Wrong wrong) {
     }
     for (Index t = p.begin; t < p.end; ++t) {
         const Vector decay = vector(K, [&](Index i) {
+            if (!forgets) return Real(1);
             const Tensor& from = logits ? f.a : f.g;
             Real x = channels ? element(from, {p.batch, t, p.hv, i}) : element(from, {p.batch, t, p.hv});
             if (f.dt_bias.present()) x += element(f.dt_bias, {channels ? p.hv * K + i : p.hv});
             return decay_of(logits ? form : GateKind::given, x, logits ? element(f.A_log, {p.hv}) : 0, f.lower_bound,
                             f.gate_min);
         });
-        const Real beta = f.beta.present() ? element(f.beta, {p.batch, t, p.hv})
-                                           : (f.allow_neg_eigval ? 2 : 1) * sigmoid(element(f.b, {p.batch, t, p.hv}));
-        const auto row = [&](const Tensor& x) {
-            return normalised(vector(K, [&](Index i) { return element(x, {p.batch, t, hq, i}); }), f.qk_l2norm);
-        };
-        const Vector v = vector(V, [&](Index j) { return element(f.v, {p.batch, t, p.hv, j}); });
-        head.q.push_back(row(f.q));
-        head.tokens.push_back({tied(decay, row(f.k), Vector(at(K), beta), v, Vector(at(V), beta), wrong)});
+        head.q.push_back(normalised(row(f.q, K, t, hq), f.qk_l2norm));
+        head.tokens.emplace_back();
+        for (Index r = t * n; r < (t + 1) * n; ++r) {
+            const Vector D = r == t * n ? decay : Vector(at(K), 1);
+            const Vector k = normalised(row(f.k, K, r, hq), f.qk_l2norm), v = row(f.v, V, r, p.hv);
+            if (free) {
+                head.tokens.back().push_back({D, row(f.lr_a, K, t, p.hv), row(f.lr_b, K, t, p.hv), k, v});
+            } else if (f.rule == Rule::gdn2) {
+                head.tokens.back().push_back(tied(D, k, row(f.erase, K, t, p.hv), v, row(f.write, V, t, p.hv), wrong));
+            } else {
+                head.tokens.back().push_back(tied(D, k, beta(K, r), v, beta(V, r), wrong));
+            }
+        }
     }
     return head;
 }
@@ -214,13 +229,18 @@ inline Head head_of(const NormalForm& nf, Place p, Wrong wrong) {
         head.tokens.emplace_back();
         for (Index r = t * nf.steps; r < (t + 1) * nf.steps; ++r) {
             Vector decay(at(K), 1);
-            if (nf.gate.decay != Decay::none && r == t * nf.steps) {
+            if (nf.gate.decay != Decay::none && (r == t * nf.steps || wrong.decay_each_step)) {
                 for (Real& g : decay = row(nf.gate.x, K, t, p.hv, nf.gate.decay == Decay::vector)) g = std::exp(g);
             }
             const Vector k = normalised(row(nf.k, K, r, hq), nf.qk_l2norm), v = row(nf.v, V, r, p.hv);
-            head.tokens.back().push_back(
-                nf.tied ? tied(decay, k, strength(nf.erase, K, r), v, strength(nf.write, V, r), wrong)
-                        : Step{decay, row(nf.a, K, t, p.hv), row(nf.b, K, t, p.hv), k, v});
+            if (nf.tied) {
+                head.tokens.back().push_back(
+                    tied(decay, k, strength(nf.erase, K, r), v, strength(nf.write, V, r), wrong));
+                continue;
+            }
+            Vector a = row(nf.a, K, t, p.hv);
+            for (std::size_t i = 0; i < a.size(); ++i) a[i] *= wrong.other_side ? decay[i] : 1;
+            head.tokens.back().push_back({decay, a, row(nf.b, K, t, p.hv), k, v});
         }
     }
     return head;
@@ -230,8 +250,20 @@ inline Head head_of(const NormalForm& nf, Place p, Wrong wrong) {
 
 struct Answer {
     Vector o, final_state;  ///< [B, T, HV, V], [N, HV, K, V]
-    Vector magnitude;       ///< of o: scale sum_i M_ij |q_i|, M the absolute terms of the last step of S
+    Vector magnitude;       ///< of o: scale sum_i M_ij |q_i|, M the absolute terms that the token's steps add to |S|
 };
+
+/// The sum of the absolute values of all terms of a step, of a state whose magnitude is `before`.
+inline Vector magnitude_after(const Step& step, const Vector& before, Index V) {
+    Vector after;
+    for (Index i = 0; i < Index(before.size()); ++i) {
+        Real read = 0;
+        for (std::size_t l = 0; l < step.a.size(); ++l) read += std::fabs(step.a[l]) * before[l * at(V) + at(i % V)];
+        after.push_back(step.decay[at(i / V)] * before[at(i)] + std::fabs(step.b[at(i / V)]) * read +
+                        std::fabs(step.k[at(i / V)] * step.v[at(i % V)]));
+    }
+    return after;
+}
 
 template <class Problem>
 Answer answer(const Problem& problem, Wrong wrong = {}) {
@@ -257,17 +289,12 @@ Answer answer(const Problem& problem, Wrong wrong = {}) {
                     const Real term = head.scale * state[at(i)] * q[at(i / s.V)];
                     out.o[at(row * s.V + i % s.V)] += term;
                 }
-                const Step& last = steps[count > 0 ? count - 1 : 0];
-                const Vector entering = state_after(head.h0, steps, count > 0 ? count - 1 : 0, s.K, s.V);
-                for (Index j = 0; j < s.V && count > 0; ++j) {
-                    Real read = 0;
-                    for (Index i = 0; i < s.K; ++i) read += std::fabs(last.a[at(i)] * entering[at(i * s.V + j)]);
-                    for (Index i = 0; i < s.K; ++i) {
-                        const Real terms = last.decay[at(i)] * std::fabs(entering[at(i * s.V + j)]) +
-                                           std::fabs(last.b[at(i)]) * read + std::fabs(last.k[at(i)] * last.v[at(j)]);
-                        const Index row = ((packed ? 0 : n) * s.T + t) * s.HV + hv;
-                        out.magnitude[at(row * s.V + j)] += std::fabs(head.scale * q[at(i)]) * terms;
-                    }
+                Vector terms = state_after(head.h0, steps, before, s.K, s.V);
+                for (Real& x : terms) x = std::fabs(x);
+                for (const Step& step : now) terms = magnitude_after(step, terms, s.V);
+                for (Index i = 0; i < s.K * s.V; ++i) {
+                    const Index row = ((packed ? 0 : n) * s.T + t) * s.HV + hv;
+                    out.magnitude[at(row * s.V + i % s.V)] += std::fabs(head.scale * q[at(i / s.V)]) * terms[at(i)];
                 }
             }
             const Vector state = state_after(head.h0, steps, steps.size(), s.K, s.V);
@@ -297,115 +324,6 @@ double apart(const std::vector<Got>& got, const std::vector<Want>& want, Index g
         }
     }
     return worst;
-}
-
-// ---- inputs --------------------------------------------------------------------------------------------------------
-
-/// Owns tensors; in a `spread` one every axis but the dense last has gaps and any place in memory, gaps hold NaN.
-class Arena {
-public:
-    explicit Arena(std::uint64_t seed, bool spread = false) : random_(seed), spread_(spread) {}
-
-    double uniform(double low, double high) { return std::uniform_real_distribution(low, high)(random_); }
-    double normal(double sigma = 1) { return std::normal_distribution(0.0, sigma)(random_); }
-
-    /// value(i) for the i-th element in row-major order. `last_dense` is false for tensors without K or V.
-    template <class F>
-    Tensor make(Dtype dtype, const std::vector<Index>& shape, F value, bool last_dense = true) {
-        Tensor t;
-        t.dtype = dtype;
-        t.rank = static_cast<std::int32_t>(shape.size());
-        std::vector<std::size_t> order;  // of axes, innermost first
-        for (std::size_t axis = shape.size(); axis-- > 0;) order.push_back(axis);
-        if (spread_) std::shuffle(order.begin() + last_dense, order.end(), random_);
-        Index step = 1, count = 1;
-        for (const std::size_t axis : order) {
-            if (spread_ && !(last_dense && axis + 1 == shape.size())) step += Index(random_() % 3);
-            t.shape[axis] = shape[axis];
-            t.stride[axis] = step;
-            step *= std::max<Index>(shape[axis], 1);
-            count *= shape[axis];
-        }
-        memory.emplace_back(at(step * bytes_of(dtype)), '\xff');
-        t.data = memory.back().data();
-        for (Index i = 0; i < count; ++i) put(t, i, double(value(i)));
-        return t;
-    }
-    /// Overwrites the i-th element in row-major order.
-    static void put(const Tensor& t, Index i, double value) {
-        Index offset = 0;
-        for (std::size_t axis = at(t.rank); axis-- > 0; i /= t.shape[axis]) {
-            offset += i % t.shape[axis] * t.stride[axis];
-        }
-        const auto write = [&](auto x) {
-            std::memcpy(static_cast<char*>(t.data) + offset * Index(sizeof(x)), &x, sizeof(x));
-        };
-        if (t.dtype == Dtype::fp32) return write(static_cast<float>(value));
-        if (t.dtype == Dtype::fp64) return write(value);
-        if (t.dtype == Dtype::int32) return write(static_cast<std::int32_t>(value));
-        if (t.dtype == Dtype::int64) return write(static_cast<std::int64_t>(value));
-        write(encode16(value, mantissa_of(t.dtype)));
-    }
-    Tensor normals(Dtype dtype, const std::vector<Index>& shape, double sigma = 1) {
-        return make(dtype, shape, [&](Index) { return normal(sigma); });
-    }
-
-    std::deque<std::vector<char>> memory;  ///< of every tensor made
-
-private:
-    std::mt19937_64 random_;
-    bool spread_;
-};
-
-/// A hand-built normal form: keys of length about 1, strengths in (0, 1).
-struct Form {
-    Decay decay = Decay::scalar;
-    bool tied = true, vector_erase = false, vector_write = false, h0 = true;
-    Index steps = 1, B = 1, H = 1, HV = 1, K = 4, V = 3;
-    std::vector<Index> cu = {};  ///< packed when not empty
-    Index T = 8;
-    std::function<double(Index token, Index channel)> gate = {};  ///< default: random, mild
-};
-
-inline NormalForm build(Arena& arena, const Form& f) {
-    NormalForm nf;
-    nf.batch = f.B, nf.tokens = f.T, nf.key_heads = f.H, nf.value_heads = f.HV, nf.K = f.K, nf.V = f.V;
-    nf.sequences = f.cu.empty() ? f.B : Index(f.cu.size()) - 1;
-    nf.steps = f.steps, nf.tied = nf.qk_l2norm = f.tied, nf.scale = 0.37;
-    const Index rows = f.T * f.steps;
-    const double unit = std::pow(double(f.K), -0.5);
-    nf.q = arena.normals(Dtype::fp32, {f.B, f.T, f.H, f.K}, unit);
-    nf.k = arena.normals(Dtype::fp32, {f.B, rows, f.H, f.K}, unit);
-    nf.v = arena.normals(Dtype::fp32, {f.B, rows, f.HV, f.V});
-    const auto strength = [&](bool vector, Index width) {
-        const std::vector<Index> shape = {f.B, rows, f.HV, width};
-        const auto value = [&](Index) { return arena.uniform(0.05, 0.95); };
-        const Tensor x = arena.make(Dtype::fp32, {shape.begin(), shape.end() - (vector ? 0 : 1)}, value, vector);
-        return StrengthSource{StrengthKind::given, vector, x};
-    };
-    if (f.tied) {
-        nf.erase = strength(f.vector_erase, f.K), nf.write = strength(f.vector_write, f.V);
-    } else {  // a near -b, both shorter than 1: the state hardly grows
-        const auto [shape, count] = std::pair(std::vector<Index>{f.B, f.T, f.HV, f.K}, f.B * f.T * f.HV * f.K);
-        const Vector r = vector(count, [&](Index) { return arena.normal(0.7 * unit); });
-        nf.b = arena.make(Dtype::fp32, shape, [&](Index i) { return r[at(i)]; });
-        nf.a = arena.make(Dtype::fp32, shape, [&](Index i) { return arena.normal(0.1 * unit) - r[at(i)]; });
-    }
-    nf.gate.decay = f.decay;
-    if (f.decay != Decay::none) {
-        const bool vector = f.decay == Decay::vector;
-        const Index width = vector ? f.K : 1;
-        const auto value = [&](Index i) {
-            const Index token = i / (f.HV * width) % f.T;
-            return f.gate ? f.gate(token, vector ? i % f.K : -1) : -arena.uniform(0, 0.5);
-        };
-        nf.gate.x = vector ? arena.make(Dtype::fp32, {f.B, f.T, f.HV, f.K}, value)
-                           : arena.make(Dtype::fp32, {f.B, f.T, f.HV}, value, false);
-    }
-    const auto row_of = [&](Index i) { return f.cu[at(i)]; };
-    if (!f.cu.empty()) nf.cu_seqlens = arena.make(Dtype::int32, {nf.sequences + 1}, row_of);
-    if (f.h0) nf.initial_state = arena.normals(Dtype::fp32, {nf.sequences, f.HV, f.K, f.V});
-    return nf;
 }
 
 }  // namespace tidegate::brute

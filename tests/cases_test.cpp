@@ -82,6 +82,12 @@ TEST(Cases, GeneratedBytesAreFixed) {
     EXPECT_EQ(digest(generate(parse("kda/forward/fp32/1,9,1,2,32,32/lengths=5,4/gates=logits/1"))),
               0x352973d011a55e1dULL);
     EXPECT_EQ(hash_of(parse("gdn/forward/bf16/1,70,2,4,80,96/h0=1/7")), "91518060a0655dff");
+    const std::pair<const char*, std::uint64_t> others[] = {
+        {"deltanet", 0xc1fc161613211965ULL}, {"gdn2", 0xcd805bb0e6c62e61ULL}, {"gdp", 0xa7ba61b37f552efbULL},
+        {"dplr", 0x81ce5ccdb9fe02b4ULL},     {"iplr", 0x1c12deee7588fda5ULL}, {"rwkv7", 0x81ce5ccdb9fe02b4ULL}};
+    for (const auto& [rule, bytes] : others)
+        EXPECT_EQ(digest(generate(parse(rule + std::string("/forward/bf16/1,9,1,2,16,24/lengths=5,4/h0=1/7")))), bytes)
+            << rule;
 }
 
 TEST(Cases, NoInputHoldsPoisonAndAllAreFiniteUnlessTheyAskForIt) {
@@ -122,10 +128,14 @@ TEST(Cases, SuitesListEveryCaseOnceAndAllHoldsTheOthers) {
 }
 
 TEST(Cases, TheSameDataPackedOrBatched) {
-    const io::Bundle packed = generate(parse("gdn/forward/fp32/1,12,1,2,8,8/lengths=6*2/h0=1/5"));
-    const io::Bundle batch = generate(parse("gdn/forward/fp32/2,6,1,2,8,8/h0=1/5"));
-    for (const char* name : {"q", "k", "v", "g", "beta", "initial_state"})
-        EXPECT_EQ(packed.find(name)->bytes, batch.find(name)->bytes) << name;
+    for (const RuleRow& row : rules()) {
+        const std::string rule = row.name;
+        const io::Bundle packed = generate(parse(rule + "/forward/fp32/1,12,1,2,8,8/lengths=6*2/h0=1/5"));
+        const io::Bundle batch = generate(parse(rule + "/forward/fp32/2,6,1,2,8,8/h0=1/5"));
+        EXPECT_EQ(packed.tensors.size(), batch.tensors.size() + 1) << rule;  // cu_seqlens
+        for (const io::Array& array : batch.tensors)
+            EXPECT_EQ(packed.find(array.name)->bytes, array.bytes) << rule << " " << array.name;
+    }
     const io::Bundle same = generate(parse("gdn/forward/fp32/2,6,1,2,8,8/same=1/h0=1/5"));
     const std::vector<std::byte>& v = same.find("v")->bytes;
     EXPECT_EQ(0, std::memcmp(v.data(), v.data() + v.size() / 2, v.size() / 2));
@@ -206,13 +216,16 @@ TEST(Requests, MinusInfinityIsALegalGateAndAllowNanTakesTheRest) {
 }
 
 TEST(Requests, OutputsFollowTheMetadata) {
-    const io::Bundle b = generate(parse("gdn/forward/bf16/2,9,1,2,8,5/layout=vk/state=fp16/out=fp32/1"));
-    const std::vector<OutputSpec> specs = outputs_of(b);
-    ASSERT_EQ(specs.size(), 2U);
-    EXPECT_EQ(specs[0].dtype, Dtype::fp32);
-    EXPECT_EQ(specs[0].shape, (std::vector<std::int64_t>{2, 9, 2, 5}));
-    EXPECT_EQ(specs[1].dtype, Dtype::fp16);
-    EXPECT_EQ(specs[1].shape, (std::vector<std::int64_t>{2, 2, 5, 8}));
+    for (const RuleRow& row : rules()) {
+        const io::Bundle b =
+            generate(parse(std::string(row.name) + "/forward/bf16/2,9,1,2,8,5/layout=vk/state=fp16/out=fp32/1"));
+        const std::vector<OutputSpec> specs = outputs_of(b);
+        ASSERT_EQ(specs.size(), 2U) << row.name;
+        EXPECT_EQ(specs[0].dtype, Dtype::fp32) << row.name;
+        EXPECT_EQ(specs[0].shape, (std::vector<std::int64_t>{2, 9, 2, 5})) << row.name;
+        EXPECT_EQ(specs[1].dtype, Dtype::fp16) << row.name;
+        EXPECT_EQ(specs[1].shape, (std::vector<std::int64_t>{2, 2, 5, 8})) << row.name;
+    }
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
-#include "brute_force.h"
+#include "brute_inputs.h"
 #include "reference/recurrence.h"
 
 namespace tidegate {

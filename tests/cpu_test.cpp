@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <array>
+#include <deque>
 #include <optional>
 
+#include "brute_force.h"
 #include "cases/request.h"
 #include "cases/suite.h"
 #include "plan/cpu_plan.h"
@@ -76,31 +79,51 @@ void expect_forward(const Forward& p, const reference::Answer& want, int threads
 class SuiteTest : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(, SuiteTest, ::testing::Values("tails", "gates", "varlen", "states", "field"));
 
-/// Two tokens of random data whose strides are those given, with sizes B = 2, T = 3, H = 2, HV = 4, K = 9, V = 7.
-void expect_strided(const Sizes& q, const Sizes& v, const Sizes& gate, const Sizes& state, const char* what) {
+/// A way to lay a tensor out: its first three dimensions innermost first, gaps behind each, signs of their strides.
+struct Layout {
+    const char* what;
+    std::array<std::size_t, 3> order;
+    std::int64_t gap;
+    std::array<std::int64_t, 3> sign;
+
+    Owned tensor(const Tensor& like) const {
+        const Sizes shape(like.shape.begin(), like.shape.begin() + like.rank);
+        Sizes stride(shape.size(), 1);
+        std::int64_t step = shape.size() == 4 ? shape[3] + gap : 1;
+        for (const std::size_t d : order) {
+            stride[d] = sign[d] * step;
+            step = step * shape[d] + gap;
+        }
+        return {like.dtype, shape, stride};
+    }
+};
+
+/// Random data of a rule in another layout: the same bits out.
+void expect_strided(Rule rule, bool logits, const Layout& layout) {
     test::Spec spec;
+    spec.rule = rule, spec.logits = logits;
     spec.B = 2, spec.T = 3, spec.H = 2, spec.HV = 4, spec.K = 9, spec.V = 7;
     const test::Problem plain(spec);
-    const auto restride = [](const Tensor& t, const Sizes& stride) {
-        Owned copy(t.dtype, Sizes(t.shape.begin(), t.shape.begin() + t.rank), stride);
-        test::copy(t, copy.view());
-        return copy;
-    };
-    const Owned q2 = restride(plain.q.view(), q), k2 = restride(plain.k.view(), q), v2 = restride(plain.v.view(), v),
-                g2 = restride(plain.g.view(), gate), beta2 = restride(plain.beta.view(), gate),
-                h2 = restride(plain.h0.view(), state);
-    const Owned o(Dtype::fp32, {2, 3, 4, 7}, v), ht(Dtype::fp32, {2, 4, 9, 7}, state);
     Forward p = plain.view();
     const test::Result want = test::run(p);
-    p.q = q2.view(), p.k = k2.view(), p.v = v2.view(), p.g = g2.view(), p.beta = beta2.view();
-    p.initial_state = h2.view(), p.o = o.view(), p.final_state = ht.view();
+    std::vector<Tensor*> inputs = test::of_rows(p);
+    inputs.push_back(&p.initial_state);
+    std::deque<Owned> memory;
+    for (Tensor* t : inputs) {
+        if (!t->present()) continue;
+        memory.push_back(layout.tensor(*t));
+        test::copy(*t, memory.back().view());
+        *t = memory.back().view();
+    }
+    const Owned o = layout.tensor(want.o.view()), ht = layout.tensor(want.state.view());
+    p.o = o.view(), p.final_state = ht.view();
     forward(p, {2});
-    EXPECT_EQ(test::difference(o.view(), want.o.view()), "") << what;
-    EXPECT_EQ(test::difference(ht.view(), want.state.view()), "") << what;
-    EXPECT_TRUE(o.intact_outside(o.view()) && ht.intact_outside(ht.view())) << what;
+    EXPECT_EQ(test::difference(o.view(), want.o.view()), "") << name_of(rule) << ", " << layout.what;
+    EXPECT_EQ(test::difference(ht.view(), want.state.view()), "") << name_of(rule) << ", " << layout.what;
+    EXPECT_TRUE(o.intact_outside(o.view()) && ht.intact_outside(ht.view())) << name_of(rule) << ", " << layout.what;
 }
 
-/// A normal form that no rule of today lowers to, with random tensors.
+/// A normal form, most of which no rule of today lowers to, with random tensors.
 struct Form {
     NormalForm nf;
     std::vector<std::unique_ptr<Owned>> owned;
@@ -183,71 +206,30 @@ TEST_P(SuiteTest, AgreesWithTheOracle) {
 
 // The contract's table row by row, without the library's loading and lowering, which the oracle shares.
 TEST(FormulaTest, AgreesWithTheTextOfTheContract) {
-    const std::int64_t B = 2, T = 7, H = 2, HV = 4, K = 5, V = 3;
-    for (const Rule rule : {Rule::gdn, Rule::kda})
+    for (const Rule rule : test::every_rule())
         for (unsigned bits = 0; bits < 64; ++bits) {
             test::Spec spec;
-            spec.rule = rule, spec.B = B, spec.T = T, spec.H = H, spec.HV = HV, spec.K = K, spec.V = V,
-            spec.seed = bits;
+            spec.rule = rule, spec.B = 2, spec.T = 5, spec.H = 2, spec.HV = 4, spec.K = 5, spec.V = 3;
+            spec.seed = bits, spec.steps = 1 + bits % 3;
             spec.logits = (bits & 1) != 0, spec.l2norm = (bits & 2) != 0, spec.v_first = (bits & 4) != 0;
             const test::Problem problem(spec);
             Forward p = problem.view();
             if ((bits & 8) != 0) p.head_map = HeadMap::tiled;
             if ((bits & 16) != 0) p.gate_min = -0.4, p.scale = 1.25;
-            if ((bits & 32) != 0) p.gate_form = GateForm::bounded, p.lower_bound = -2, p.allow_neg_eigval = spec.logits;
+            if ((bits & 32) != 0) p.gate_form = GateForm::bounded, p.lower_bound = -2;
+            if ((bits & 32) != 0) p.allow_neg_eigval = p.b.present();
             const test::Result got = test::run(p);
-            const auto at = [](const Tensor& t, auto... i) {
-                return load_element(t.data, t.dtype, offset_of(t, i...));
-            };
-            const auto row = [&](const Tensor& t, std::int64_t b, std::int64_t s, std::int64_t h, std::int64_t c) {
-                double sum = 0;
-                for (std::int64_t i = 0; i < K; ++i) sum += at(t, b, s, h, i) * at(t, b, s, h, i);
-                return at(t, b, s, h, c) / (spec.l2norm ? std::sqrt(sum + 1e-6) : 1);
-            };
-            const auto gate = [&](std::int64_t b, std::int64_t t, std::int64_t h, std::int64_t c) {
-                const bool vector = rule == Rule::kda;
-                double g = 0;
-                if (!spec.logits) {
-                    g = vector ? at(p.g, b, t, h, c) : at(p.g, b, t, h);
-                } else {
-                    const double x =
-                        (vector ? at(p.a, b, t, h, c) : at(p.a, b, t, h)) + at(p.dt_bias, vector ? h * K + c : h);
-                    const double rate = std::exp(at(p.A_log, h));
-                    g = p.gate_form == GateForm::bounded ? -2 / (1 + std::exp(-rate * x))
-                                                         : -rate * std::log1p(std::exp(x));
-                }
-                return p.gate_min ? std::max(g, *p.gate_min) : g;
-            };
-            double error = 0, size = 0;
-            for (std::int64_t b = 0; b < B; ++b)
-                for (std::int64_t h = 0; h < HV; ++h) {
-                    const std::int64_t hq = p.head_map == HeadMap::tiled ? h % H : h / (HV / H);
-                    double S[5][3];
-                    const auto state = [&](const Tensor& t, std::int64_t i, std::int64_t j) {
-                        return spec.v_first ? at(t, b, h, j, i) : at(t, b, h, i, j);
-                    };
-                    const auto compare = [&](double x, double y) { error += (x - y) * (x - y), size += y * y; };
-                    for (std::int64_t i = 0; i < K; ++i)
-                        for (std::int64_t j = 0; j < V; ++j) S[i][j] = state(p.initial_state, i, j);
-                    for (std::int64_t t = 0; t < T; ++t) {
-                        const double beta = !spec.logits
-                                                ? at(p.beta, b, t, h)
-                                                : (p.allow_neg_eigval ? 2 : 1) / (1 + std::exp(-at(p.b, b, t, h)));
-                        for (std::int64_t j = 0; j < V; ++j) {
-                            double kS = 0, o = 0;
-                            for (std::int64_t i = 0; i < K; ++i)
-                                kS += row(p.k, b, t, hq, i) * (S[i][j] *= std::exp(gate(b, t, h, i)));
-                            for (std::int64_t i = 0; i < K; ++i) {
-                                S[i][j] += row(p.k, b, t, hq, i) * beta * (at(p.v, b, t, h, j) - kS);
-                                o += row(p.q, b, t, hq, i) * S[i][j];
-                            }
-                            compare(at(got.o.view(), b, t, h, j), p.scale.value_or(1 / std::sqrt(5.0)) * o);
-                        }
-                    }
-                    for (std::int64_t i = 0; i < K; ++i)
-                        for (std::int64_t j = 0; j < V; ++j) compare(state(got.state.view(), i, j), S[i][j]);
-                }
-            EXPECT_LE(std::sqrt(error / size), 1e-6) << name_of(rule) << ", options " << bits;
+            const brute::Answer want = brute::answer(p);
+            const Tensor state = got.state.view();
+            std::vector<double> h;
+            for (std::int64_t n = 0; n < 2 * 4 * 5 * 3; ++n) {
+                const std::int64_t i = n / 3 % 5, j = n % 3;
+                const std::int64_t at =
+                    offset_of(state, n / 60, n / 15 % 4, spec.v_first ? j : i, spec.v_first ? i : j);
+                h.push_back(load_element(state.data, state.dtype, at));
+            }
+            EXPECT_LE(brute::apart(test::values(got.o.view()), want.o), 3e-6) << name_of(rule) << ", options " << bits;
+            EXPECT_LE(brute::apart(h, want.final_state), 3e-6) << name_of(rule) << ", options " << bits;
         }
 }
 
@@ -260,24 +242,28 @@ TEST(CpuTest, AnySizes) {
                                                                   {513, 33},
                                                                   {1, 1000},
                                                                   {1000, 1}})
-            for (const Rule rule : {Rule::gdn, Rule::kda}) {
+            for (const Rule rule : test::every_rule()) {
                 test::Spec spec;
                 spec.rule = rule, spec.T = 6, spec.HV = 2, spec.K = size.first, spec.V = size.second, spec.gap = 1;
                 const test::Problem problem(spec);
                 Forward p = problem.view();
                 const Owned o(Dtype::fp32, {1, 6, 2, spec.V}), ht(Dtype::fp32, problem.state_shape());
                 p.o = o.view(), p.final_state = ht.view();
-                expect_forward(p, reference::recurrence<double>(lower(p)), 2, shape_text(p.initial_state).c_str());
+                const std::string what = std::string(name_of(rule)) + " " + shape_text(p.initial_state);
+                expect_forward(p, reference::recurrence<double>(lower(p)), 2, what.c_str());
             }
     });
 }
 
 TEST(CpuTest, AnyStrides) {
     test::on_every_isa([] {
-        expect_strided({80, 25, 11, 1}, {120, 37, 9, 1}, {41, 11, 2}, {300, 73, 8, 1}, "odd gaps");
-        expect_strided({-54, -18, -9, 1}, {-84, -28, -7, 1}, {-12, -4, -1}, {-252, -63, -7, 1}, "negative");
-        expect_strided({9, 18, 54, 1}, {7, 14, 42, 1}, {1, 2, 6}, {7, 14, 56, 1}, "dimensions in another order");
-        expect_strided({-60, 20, -10, 1}, {7, -56, 14, 1}, {-50, 16, -3}, {-7, 14, -56, 1}, "mixed");
+        for (const Rule rule : test::every_rule())
+            for (const bool logits : {false, true}) {
+                expect_strided(rule, logits, {"odd gaps", {2, 1, 0}, 7, {1, 1, 1}});
+                expect_strided(rule, logits, {"negative", {2, 1, 0}, 0, {-1, -1, -1}});
+                expect_strided(rule, logits, {"dimensions in another order", {0, 1, 2}, 0, {1, 1, 1}});
+                expect_strided(rule, logits, {"mixed", {0, 2, 1}, 3, {1, -1, 1}});
+            }
     });
 }
 
@@ -319,12 +305,13 @@ TEST(OffsetTest, ForwardReachesFarRows) {
     void* const in = map();
     void* const out = map();
     void* const states = map();  // outputs must not lie between inputs, nor in each other
-    test::Spec spec;
-    spec.B = 2, spec.T = 2, spec.K = 8, spec.V = 16;
-    const test::Problem near(spec);
-    Forward p = near.view();
-    const test::Result want = test::run(p);
-    if (in != nullptr && out != nullptr && states != nullptr) {
+    for (const Rule rule : test::every_rule()) {
+        if (in == nullptr || out == nullptr || states == nullptr) continue;
+        test::Spec spec;
+        spec.rule = rule, spec.B = 2, spec.T = 2, spec.K = 8, spec.V = 16;
+        const test::Problem near(spec);
+        Forward p = near.view();
+        const test::Result want = test::run(p);
         std::int64_t used = 0;
         const auto place = [&](Tensor& t, void* memory) {
             Tensor moved = t;
@@ -334,15 +321,18 @@ TEST(OffsetTest, ForwardReachesFarRows) {
             test::copy(t, moved);
             t = moved;
         };
-        for (Tensor* t : {&p.q, &p.k, &p.v, &p.g, &p.beta, &p.initial_state}) place(*t, in);
+        std::vector<Tensor*> inputs = test::of_rows(p);
+        inputs.push_back(&p.initial_state);
+        for (Tensor* t : inputs)
+            if (t->present()) place(*t, in);
         const Owned o(Dtype::fp32, {2, 2, 1, 16}), ht(Dtype::fp32, {2, 1, 8, 16});
         p.o = o.view(), p.final_state = ht.view();
         place(p.o, out);
         place(p.final_state, states);
         p.o.stride = {2048, far, 16, 1};  // far tokens too
         forward(p, {2});
-        EXPECT_EQ(test::difference(p.o, want.o.view()), "");
-        EXPECT_EQ(test::difference(p.final_state, want.state.view()), "");
+        EXPECT_EQ(test::difference(p.o, want.o.view()), "") << name_of(rule);
+        EXPECT_EQ(test::difference(p.final_state, want.state.view()), "") << name_of(rule);
     }
     for (void* at : {in, out, states})
         if (at != nullptr) munmap(at, static_cast<std::size_t>(bytes));
@@ -352,23 +342,24 @@ TEST(OffsetTest, ForwardReachesFarRows) {
 TEST(PlanTest, ArithmeticIsBlindToLengthsBatchAndThreads) {
     test::on_every_isa([] {
         for (const auto& [K, V] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {80, 96}, {128, 128}, {257, 300}})
-            for (const Rule rule : {Rule::gdn, Rule::kda}) {
+            for (const Rule rule : test::every_rule()) {
                 std::optional<Plan> first;
                 for (const std::int64_t B : {1, 3})
-                    for (const Sizes& lengths : {Sizes{}, Sizes{0}, Sizes{5, 0, 70}})
+                    for (const Sizes& lengths : {Sizes{}, Sizes{0}, Sizes{5, 0, 70}}) {
+                        test::Spec s;
+                        s.rule = rule, s.B = lengths.empty() ? B : 1, s.T = 17 * B, s.HV = B, s.K = K, s.V = V;
+                        s.lengths = lengths;
+                        const test::Problem problem(s);
+                        Forward p = problem.view();
+                        const Owned o(Dtype::fp32, {s.B, problem.spec.T, B, V});
+                        p.o = o.view();
                         for (const int threads : {0, 1, 2, 3, 4, 999}) {
-                            test::Spec s;
-                            s.rule = rule, s.B = lengths.empty() ? B : 1, s.T = 17 * B, s.HV = B, s.K = K, s.V = V;
-                            s.lengths = lengths;
-                            const test::Problem problem(s);
-                            Forward p = problem.view();
-                            const Owned o(Dtype::fp32, {s.B, problem.spec.T, B, V});
-                            p.o = o.view();
                             const Plan now = plan(p, {threads});
                             if (!first) first = now;
                             EXPECT_TRUE(now.arithmetic == first->arithmetic) << now.text() << "\n" << first->text();
                             EXPECT_TRUE(now.schedule.threads >= 1 && (threads == 0 || now.schedule.threads <= threads));
                         }
+                    }
                 const auto& a = first->arithmetic;
                 const auto& b = first->schedule;
                 EXPECT_TRUE(a.bucket_k >= K && a.bucket_v >= V && a.pass >= 1 && b.slice_v >= 1) << first->text();

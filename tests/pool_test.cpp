@@ -146,7 +146,7 @@ TEST(ThreadsTest, ForwardFromManyThreads) {
     spec.T = 20, spec.B = 2, spec.H = 2, spec.HV = 4, spec.K = 24, spec.V = 40, spec.logits = true;
     std::vector<std::unique_ptr<test::Problem>> problems;
     std::vector<test::Result> alone;
-    for (const Rule rule : {Rule::gdn, Rule::kda})
+    for (const Rule rule : test::every_rule())
         for (const Dtype dtype : {Dtype::fp32, Dtype::bf16}) {
             spec.rule = rule, spec.dtype = dtype, ++spec.seed;
             problems.push_back(std::make_unique<test::Problem>(spec));
@@ -156,7 +156,7 @@ TEST(ThreadsTest, ForwardFromManyThreads) {
     std::vector<std::string> wrong(4);
     for (std::size_t c = 0; c < 4; ++c)
         callers.emplace_back([&, c] {
-            for (std::size_t round = 0; round < 12; ++round) {
+            for (std::size_t round = 0; round < problems.size(); ++round) {
                 const std::size_t i = (c + round) % problems.size();  // mostly different problems at a time
                 const test::Result r = test::run(problems[i]->view(), 1 + static_cast<int>((c + round) % 4));
                 wrong[c] += test::difference(r.o.view(), alone[i].o.view());
@@ -168,17 +168,19 @@ TEST(ThreadsTest, ForwardFromManyThreads) {
 }
 
 TEST(ThreadsTest, SharedInputs) {
-    test::Spec spec;
-    spec.T = 9, spec.HV = 4, spec.K = 16, spec.V = 32;
-    const test::Problem problem(spec);
-    const test::Result alone = test::run(problem.view(), 1);
-    std::vector<std::thread> callers;
-    std::vector<std::string> wrong(4);
-    for (std::size_t c = 0; c < 4; ++c)
-        callers.emplace_back([&, c] {
-            for (int round = 0; round < 12; ++round)
-                wrong[c] += test::difference(test::run(problem.view(), 2).o.view(), alone.o.view());
-        });
-    for (std::thread& t : callers) t.join();
-    for (const std::string& text : wrong) EXPECT_EQ(text, "");
+    for (const Rule rule : test::every_rule()) {
+        test::Spec spec;
+        spec.rule = rule, spec.T = 9, spec.HV = 4, spec.K = 16, spec.V = 32;
+        const test::Problem problem(spec);
+        const test::Result alone = test::run(problem.view(), 1);
+        std::vector<std::thread> callers;
+        std::vector<std::string> wrong(4);
+        for (std::size_t c = 0; c < 4; ++c)
+            callers.emplace_back([&, c] {
+                for (int round = 0; round < 12; ++round)
+                    wrong[c] += test::difference(test::run(problem.view(), 2).o.view(), alone.o.view());
+            });
+        for (std::thread& t : callers) t.join();
+        for (const std::string& text : wrong) EXPECT_EQ(text, "") << name_of(rule);
+    }
 }

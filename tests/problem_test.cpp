@@ -6,47 +6,24 @@
 #include "problem/normal_form.h"
 #include "problem/number.h"
 #include "problem/rules.h"
-#include "testing.h"
-#include "tidegate/error.h"
+#include "problem_testing.h"
 
 using namespace tidegate;
-using test::Owned;
+using test::Good;
 
 namespace {
 
 enum class Base { gdn, kda, logits, kda_logits, packed };
 
-/// A good call: B = 2, T = 5, H = 2, HV = 4, K = 8, V = 6; packed: B = 1, lengths 2, 0, 3.
-struct Good {
-    static test::Spec spec(Base base) {
-        test::Spec s;
-        s.rule = base == Base::kda || base == Base::kda_logits ? Rule::kda : Rule::gdn;
-        s.B = base == Base::packed ? 1 : 2, s.T = 5, s.H = 2, s.HV = 4, s.K = 8, s.V = 6;
-        s.logits = base == Base::logits || base == Base::kda_logits;
-        if (base == Base::packed) s.lengths = {2, 0, 3};
-        return s;
-    }
-
-    test::Problem problem;
-    Owned o, state;
-    std::vector<std::int64_t> cu64{0, 2, 2, 5};
-    std::vector<std::int32_t> cu32{0, 2, 2, 5};
-    Forward p;
-
-    explicit Good(Base base)
-        : problem(spec(base)),
-          o(Dtype::fp32, {problem.spec.B, 5, 4, 6}),
-          state(Dtype::fp32, problem.state_shape()),
-          p(problem.view()) {
-        p.o = o.view();
-        p.final_state = state.view();
-        if (base == Base::packed) p.cu_seqlens = dense(cu64.data(), Dtype::int64, {4});
-    }
-    void lengths(std::vector<std::int64_t> cu) {
-        cu64 = std::move(cu);
-        p.cu_seqlens = dense(cu64.data(), Dtype::int64, {static_cast<std::int64_t>(cu64.size())});
-    }
-};
+/// B = 2, T = 5, H = 2, HV = 4, K = 8, V = 6; packed: B = 1, lengths 2, 0, 3.
+test::Spec spec_of(Base base) {
+    test::Spec s;
+    s.rule = base == Base::kda || base == Base::kda_logits ? Rule::kda : Rule::gdn;
+    s.B = base == Base::packed ? 1 : 2, s.T = 5, s.H = 2, s.HV = 4, s.K = 8, s.V = 6;
+    s.logits = base == Base::logits || base == Base::kda_logits;
+    if (base == Base::packed) s.lengths = {2, 0, 3};
+    return s;
+}
 
 struct Rejected {
     Base base;
@@ -269,24 +246,10 @@ const Rejected kRejected[] = {
 TEST(CheckTest, RejectsEveryBreachByNameAndWritesNothing) {
     for (const Rejected& row : kRejected) {
         SCOPED_TRACE(row.what);
-        Good c(row.base);
+        Good c(spec_of(row.base));
         ASSERT_NO_THROW(plan(c.p)) << "the call is good before the change";
         row.change(c);
-        const auto o = c.o.bytes(), state = c.state.bytes();
-        for (const bool planning : {false, true}) {
-            try {
-                planning ? static_cast<void>(plan(c.p)) : forward(c.p);
-                ADD_FAILURE() << "accepted";
-            } catch (const Error& e) {
-                EXPECT_EQ(e.argument(), row.argument);
-                const std::string message = e.what();
-                EXPECT_EQ(message.rfind(row.argument, 0), 0u) << message;
-                for (const std::string& word : row.words)
-                    EXPECT_NE(message.find(word), std::string::npos) << message << "\nlacks: " << word;
-            }
-        }
-        EXPECT_EQ(c.o.bytes(), o) << "o was written";
-        EXPECT_EQ(c.state.bytes(), state) << "final_state was written";
+        test::expect_rejected(c, row.argument, row.words);
     }
 }
 
@@ -312,14 +275,14 @@ TEST(CheckTest, AcceptsWhatTheContractAllows) {
          }},
     };
     for (const auto& [base, change] : allowed) {
-        Good c(base);
+        Good c(spec_of(base));
         change(c);
         EXPECT_NO_THROW(forward(c.p)) << "row " << (&change - &allowed[0].second);
     }
 }
 
 TEST(CheckTest, PositiveGateFlowsUnlessValuesAreChecked) {
-    Good c(Base::gdn);
+    Good c(spec_of(Base::gdn));
     store_element(c.p.g.data, Dtype::fp32, 0, 0.5);
     EXPECT_NO_THROW(forward(c.p));
     for (const double x : test::values(c.p.o)) EXPECT_TRUE(std::isfinite(x));

@@ -44,7 +44,8 @@ std::map<std::string, PropertyResult> results_of(subjects::Subject& subject, con
     return results;
 }
 
-const char* const kPacked = "gdn/forward/fp32/1,150,2,4,24,40/lengths=70,0,80/h0=1/3";
+const char* const kTail = "/forward/fp32/1,150,2,4,24,40/lengths=70,0,80/h0=1/3";
+const std::string kPacked = std::string("gdn") + kTail;
 
 TEST(Properties, HoldBitForBitOnCpuOnEveryInstructionSetWithOneToFourThreads) {
     int round = 0;
@@ -62,10 +63,11 @@ TEST(Properties, HoldBitForBitOnCpuOnEveryInstructionSetWithOneToFourThreads) {
 
 TEST(Properties, AreAllTriedOnACaseThatHasRoomForThem) {
     const auto subject = subjects::make_cpu(2);
-    for (const auto& [name, r] : results_of(*subject, request_of(kPacked))) {
-        EXPECT_EQ(r.verdict, Verdict::pass) << name << ": " << r.where;
-        EXPECT_TRUE(r.bit_for_bit) << name;
-    }
+    for (const RuleRow& row : rules())
+        for (const auto& [name, r] : results_of(*subject, request_of(row.name + std::string(kTail)))) {
+            EXPECT_EQ(r.verdict, Verdict::pass) << row.name << " " << name << ": " << r.where;
+            EXPECT_TRUE(r.bit_for_bit) << row.name << " " << name;
+        }
 }
 
 /// Element (token, head 0, channel 0) of o times `factor`.
@@ -160,6 +162,32 @@ TEST(Pieces, SelectKeepsRowsAndStates) {
     EXPECT_EQ(*reinterpret_cast<const std::int64_t*>(
                   cases::select(request, nf, {{0, 0, 5}, {2, 0, 7}}).find("cu_seqlens")->bytes.data()),
               0);
+}
+
+// Every row of a tensor by token, steps of a token included, goes where its token goes.
+TEST(Pieces, SelectKeepsRowsOfEveryRule) {
+    for (const RuleRow& row : rules()) {
+        const io::Bundle request =
+            request_of(row.name + std::string("/forward/fp32/1,12,1,2,8,6/lengths=5,0,7/h0=1/1"));
+        const NormalForm nf = cases::form_of(cases::bind(request));
+        const io::Bundle two = cases::select(request, nf, {{2, 2, 6}, {0, 1, 3}});
+        for (const io::Array& array : request.tensors) {
+            const std::string& name = array.name;
+            ASSERT_NE(two.find(name), nullptr) << row.name << " " << name;
+            if (name == "initial_state" || name == "cu_seqlens") continue;
+            const std::int64_t n = row.householder && (name == "k" || name == "v" || name == "beta") ? 2 : 1;
+            const Tensor from = array.view(), to = two.find(name)->view();
+            ASSERT_EQ(from.shape[1], 12 * n) << row.name << " " << name;
+            ASSERT_EQ(to.shape[1], 6 * n) << row.name << " " << name;
+            const std::int64_t head = from.shape[2] - 1, last = from.rank == 4 ? from.shape[3] - 1 : 0;
+            for (std::int64_t r = 0; r < 6 * n; ++r) {
+                const std::int64_t was = r < 4 * n ? 7 * n + r : n + r - 4 * n;
+                EXPECT_EQ(load_element(from.data, from.dtype, offset_of(from, 0, was, head) + last),
+                          load_element(to.data, to.dtype, offset_of(to, 0, r, head) + last))
+                    << row.name << " " << name << " " << r;
+            }
+        }
+    }
 }
 
 }  // namespace

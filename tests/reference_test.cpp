@@ -1,11 +1,13 @@
-// The oracle against dense matrix products (brute_force.h), through the front door and on hand-built normal forms. Its
-// invariants are in chunked_test.cpp: one body for every evaluator.
+// The oracle against dense matrix products (brute_force.h), through the front door, once a rule, and on hand-built
+// normal forms. Its invariants are in chunked_test.cpp: one body for every evaluator.
 #include "reference/recurrence.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
-#include "brute_force.h"
+#include "brute_inputs.h"
+#include "reference/chunked.h"
+#include "testing.h"
 
 namespace tidegate {
 namespace {
@@ -16,6 +18,7 @@ using brute::at;
 using brute::Form;
 using brute::Index;
 using brute::Real;
+using reference::chunked;
 using reference::Mistake;
 using reference::Policy;
 using reference::recurrence;
@@ -42,42 +45,58 @@ std::vector<Index> any_cu() {
     return cu;
 }
 
-/// A problem with everything the contract allows, sizes small.
-Forward any_forward(Arena& arena) {
-    Forward f;
-    const bool kda = flip(), packed = flip();
-    f.rule = kda ? Rule::kda : Rule::gdn;
-    const std::vector<Index> cu = packed ? any_cu() : std::vector<Index>{};
-    const Index B = packed ? 1 : pick(1, 3), T = packed ? cu.back() : pick(1, 8), N = packed ? Index(cu.size()) - 1 : B;
-    const Index H = pick(1, 3), HV = H * pick(1, 3), K = pick(1, 9), V = pick(1, 7);
-    f.q = arena.normals(any_dtype(), {B, T, H, K}, 0.6);
-    f.k = arena.normals(any_dtype(), {B, T, H, K}, 1 / std::sqrt(double(K)));
-    f.v = arena.normals(any_dtype(), {B, T, HV, V});
-    const std::vector<Index> scalar = {B, T, HV}, gate = kda ? std::vector<Index>{B, T, HV, K} : scalar;
-    if (flip()) {
+/// What only some rules have: gates, or logits for them, of any strength; erase and write; a and b.
+void add_gates(Forward& f, const RuleRow& row, Arena& arena, Index B, Index T, Index HV, Index K, Index V) {
+    const bool channels = row.decay == Decay::vector;
+    const std::vector<Index> wide = {B, T, HV, K}, scalar = {B, T * f.n_householder, HV};
+    const std::vector<Index> gate = channels ? wide : std::vector<Index>{B, T, HV};
+    if (row.decay != Decay::none && flip()) {
         const auto spiky = [&](Index) {
             const double kind = arena.uniform(0, 1);
             return kind < 0.08 ? -kInf : kind < 0.16 ? -arena.uniform(20, 1000) : -arena.uniform(0, 2);
         };
-        f.g = arena.make(any_dtype(), gate, spiky, kda);
-    } else {
+        f.g = arena.make(any_dtype(), gate, spiky, channels);
+    } else if (row.decay != Decay::none) {
         f.a = arena.make(
-            any_dtype(), gate, [&](Index) { return arena.normal(3); }, kda);
+            any_dtype(), gate, [&](Index) { return arena.normal(3); }, channels);
         f.A_log = arena.make(
             any_dtype(), {HV}, [&](Index) { return arena.uniform(-3, 1); }, false);
-        if (flip()) f.dt_bias = arena.normals(any_dtype(), {kda ? HV * K : HV});
+        if (flip()) f.dt_bias = arena.normals(any_dtype(), {channels ? HV * K : HV});
         f.gate_form = flip() ? GateForm::bounded : GateForm::softplus;
         f.lower_bound = -double(pick(1, 50)) / 10;
     }
-    if (flip()) f.gate_min = -double(pick(0, 30)) / 10;
-    if (flip()) {
-        f.beta = arena.make(
-            any_dtype(), scalar, [&](Index) { return arena.uniform(0, 1); }, false);
-    } else {
+    if (flip()) f.gate_min = -double(pick(0, 30)) / 10;  // of no consequence where there is no decay
+    const auto part = [&](Index) { return arena.uniform(0, 1); };
+    if (has_beta(row) && flip()) {
+        f.beta = arena.make(any_dtype(), scalar, part, false);
+    } else if (has_beta(row)) {
         f.b = arena.make(
             any_dtype(), scalar, [&](Index) { return arena.normal(2); }, false);
         f.allow_neg_eigval = flip();
     }
+    if (row.erase == Width::vector_k) f.erase = arena.make(any_dtype(), wide, part);
+    if (row.write == Width::vector_v) f.write = arena.make(any_dtype(), {B, T, HV, V}, part);
+    if (row.tied) return;
+    f.lr_b = arena.normals(any_dtype(), wide, 0.7 / std::sqrt(double(K)));
+    f.lr_a = arena.make(any_dtype(), wide, [&](Index i) {  // near -b, in whatever order the elements lie
+        const double b = double(brute::element(f.lr_b, {i / (HV * K * T), i / (HV * K) % T, i / K % HV, i % K}));
+        return arena.normal(0.3 / std::sqrt(double(K))) - b;
+    });
+}
+
+/// A problem with everything the contract allows, sizes small.
+Forward any_forward(Arena& arena, const RuleRow& row) {
+    Forward f;
+    f.rule = row.rule;
+    f.n_householder = row.householder ? pick(1, 3) : 1;
+    const bool packed = flip();
+    const std::vector<Index> cu = packed ? any_cu() : std::vector<Index>{};
+    const Index B = packed ? 1 : pick(1, 3), T = packed ? cu.back() : pick(1, 8), N = packed ? Index(cu.size()) - 1 : B;
+    const Index H = pick(1, 3), HV = H * pick(1, 3), K = pick(1, 9), V = pick(1, 7), rows = T * f.n_householder;
+    f.q = arena.normals(any_dtype(), {B, T, H, K}, 0.6);
+    f.k = arena.normals(any_dtype(), {B, rows, H, K}, 1 / std::sqrt(double(K)));
+    f.v = arena.normals(any_dtype(), {B, rows, HV, V});
+    add_gates(f, row, arena, B, T, HV, K, V);
     f.head_map = flip() ? HeadMap::tiled : HeadMap::grouped;
     f.qk_l2norm = flip();
     f.state_v_first = flip();
@@ -113,29 +132,38 @@ void expect_stored(Arena& arena, const Forward& f, const NormalForm& nf, const r
     RC_ASSERT(arena.memory == after);
 }
 
-RC_GTEST_PROP(ReferenceForward, EqualsMatrixProducts, (std::uint64_t seed)) {
-    Arena arena(seed, flip());
-    const Forward f = any_forward(arena);
-    check(f, true);
-    const NormalForm nf = lower(f);
-    const brute::Answer want = brute::answer(f);
-    reference::Answer magnitude(nf);
-    const reference::Answer got = recurrence<double>(nf, {}, &magnitude), single = recurrence<float>(nf);
-    RC_ASSERT(apart(got.o, want.o, nf.V) < 1e-12);
-    RC_ASSERT(apart(got.final_state, want.final_state, nf.K * nf.V) < 1e-12);
-    // Below 1e-5 but for one tiny problem in a thousand, whose few values are what a cancellation left;
-    // chunked_test.cpp asks for 1e-5 on large ones.
-    RC_ASSERT(apart(single.o, want.o) < 1e-4);
-    RC_ASSERT(apart(single.final_state, want.final_state) < 1e-4);
-    RC_ASSERT(apart(magnitude.o, want.magnitude, nf.V) < 1e-12);
-    for (std::size_t i = 0; i < got.o.size(); ++i) {
-        RC_ASSERT(std::isfinite(magnitude.o[i]) && magnitude.o[i] >= std::fabs(got.o[i]) * (1 - 1e-15));
-    }
-    for (std::size_t i = 0; i < got.final_state.size(); ++i) {
-        RC_ASSERT(std::isfinite(magnitude.final_state[i]));
-        RC_ASSERT(magnitude.final_state[i] >= std::fabs(got.final_state[i]) * (1 - 1e-15));
-    }
-    expect_stored(arena, f, nf, got);
+class ReferenceForward : public ::testing::TestWithParam<Rule> {};
+INSTANTIATE_TEST_SUITE_P(, ReferenceForward, ::testing::ValuesIn(test::every_rule()), test::rule_name);
+
+TEST_P(ReferenceForward, EqualsMatrixProducts) {
+    const RuleRow& row = row_of(GetParam());
+    EXPECT_TRUE(rc::check([&](std::uint64_t seed) {
+        Arena arena(seed, flip());
+        const Forward f = any_forward(arena, row);
+        check(f, true);
+        const NormalForm nf = lower(f);
+        const brute::Answer want = brute::answer(f);
+        reference::Answer magnitude(nf);
+        const reference::Answer got = recurrence<double>(nf, {}, &magnitude), single = recurrence<float>(nf);
+        const reference::Answer chunks = chunked<double>(nf, pick(1, 5));
+        RC_ASSERT(apart(got.o, want.o, nf.V) < 1e-12);
+        RC_ASSERT(apart(got.final_state, want.final_state, nf.K * nf.V) < 1e-12);
+        RC_ASSERT(apart(chunks.o, want.o) < 1e-12);
+        RC_ASSERT(apart(chunks.final_state, want.final_state) < 1e-12);
+        // Below 1e-5 but for one tiny problem in a thousand, whose few values are what a cancellation left;
+        // chunked_test.cpp asks for 1e-5 on large ones.
+        RC_ASSERT(apart(single.o, want.o) < 1e-4);
+        RC_ASSERT(apart(single.final_state, want.final_state) < 1e-4);
+        RC_ASSERT(apart(magnitude.o, want.magnitude, nf.V) < 1e-12);
+        for (std::size_t i = 0; i < got.o.size(); ++i) {
+            RC_ASSERT(std::isfinite(magnitude.o[i]) && magnitude.o[i] >= std::fabs(got.o[i]) * (1 - 1e-15));
+        }
+        for (std::size_t i = 0; i < got.final_state.size(); ++i) {
+            RC_ASSERT(std::isfinite(magnitude.final_state[i]));
+            RC_ASSERT(magnitude.final_state[i] >= std::fabs(got.final_state[i]) * (1 - 1e-15));
+        }
+        expect_stored(arena, f, nf, got);
+    }));
 }
 
 Form any_form() {
@@ -316,13 +344,22 @@ TEST(ReferenceValues, StateIsRoundedAfterEveryToken) {
 
 // ---- mistakes ------------------------------------------------------------------------------------------------------
 
-RC_GTEST_PROP(ReferenceMistakes, ErrorBeforeDecayReadsTheUndecayedState, (std::uint64_t seed)) {
+RC_GTEST_PROP(ReferenceMistakes, ErrorBeforeDecayReadsFromItsOtherSide, (std::uint64_t seed)) {
+    Arena arena(seed);
+    const NormalForm nf = build(arena, any_form());
+    const brute::Answer want = brute::answer(nf, {.other_side = true});
+    const reference::Answer got = recurrence<double>(nf, Policy{.mistake = Mistake::error_before_decay});
+    RC_ASSERT(apart(got.o, want.o, nf.V) < 1e-12);
+    RC_ASSERT(apart(got.final_state, want.final_state, nf.K * nf.V) < 1e-12);
+}
+
+RC_GTEST_PROP(ReferenceMistakes, DecayEachStepDecaysInEveryStepOfAToken, (std::uint64_t seed)) {
     Arena arena(seed);
     Form form = any_form();
-    form.tied = true;
+    form.tied = true, form.steps = pick(1, 3);
     const NormalForm nf = build(arena, form);
-    const brute::Answer want = brute::answer(nf, {.undecayed_error = true});
-    const reference::Answer got = recurrence<double>(nf, Policy{.mistake = Mistake::error_before_decay});
+    const brute::Answer want = brute::answer(nf, {.decay_each_step = true});
+    const reference::Answer got = recurrence<double>(nf, Policy{.mistake = Mistake::decay_each_step});
     RC_ASSERT(apart(got.o, want.o, nf.V) < 1e-12);
     RC_ASSERT(apart(got.final_state, want.final_state, nf.K * nf.V) < 1e-12);
 }
@@ -338,9 +375,10 @@ RC_GTEST_PROP(ReferenceMistakes, ReadBeforeWriteReadsTheStateBeforeTheToken, (st
 
 TEST(ReferenceMistakes, EachChangesTheAnswer) {
     Arena arena(7);
-    const NormalForm nf = build(arena, {.decay = Decay::vector, .T = 70});
+    const NormalForm nf = build(arena, {.decay = Decay::vector, .steps = 2, .T = 70});
     const reference::Answer right = recurrence<double>(nf);
-    for (const Mistake mistake : {Mistake::error_before_decay, Mistake::read_before_write, Mistake::chunk_reset}) {
+    for (const Mistake mistake :
+         {Mistake::error_before_decay, Mistake::decay_each_step, Mistake::read_before_write, Mistake::chunk_reset}) {
         EXPECT_GT(apart(recurrence<double>(nf, Policy{.mistake = mistake}).o, right.o), 1e-3);
     }
 }

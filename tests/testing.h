@@ -13,11 +13,22 @@
 #include "cases/random.h"
 #include "cpu/kernels.h"
 #include "problem/number.h"
+#include "problem/rules.h"
 #include "tidegate/forward.h"
 
 namespace tidegate::test {
 
 using Sizes = std::vector<std::int64_t>;
+
+/// All rules, or those that a predicate of src/problem/rules.h holds of.
+inline std::vector<Rule> every_rule(bool (*has)(const RuleRow&) = nullptr) {
+    std::vector<Rule> list;
+    for (const RuleRow& row : rules())
+        if (has == nullptr || has(row)) list.push_back(row.rule);
+    return list;
+}
+/// Names the tests of a suite that runs once a rule.
+inline std::string rule_name(const ::testing::TestParamInfo<Rule>& info) { return name_of(info.param); }
 
 /// Calls f(offset in elements) for every element of a view, row-major.
 template <class F>
@@ -141,21 +152,25 @@ inline void copy(const Tensor& from, const Tensor& to) {
 
 struct Spec {
     Rule rule = Rule::gdn;
-    Dtype dtype = Dtype::fp32;  ///< of q, k, v and logits; gates and beta are fp32
+    Dtype dtype = Dtype::fp32;  ///< of all but g, beta, A_log, dt_bias and states, which are fp32
     std::int64_t B = 1, T = 1, H = 1, HV = 1, K = 1, V = 1;
-    Sizes lengths{};  ///< of packed sequences; B = 1 and T their sum
-    bool h0 = true, logits = false, l2norm = false, v_first = false;
+    std::int64_t steps = 2;                                           ///< a token, where the rule has Householder steps
+    Sizes lengths{};                                                  ///< of packed sequences; B = 1 and T their sum
+    bool h0 = true, logits = false, l2norm = false, v_first = false;  ///< logits: for what the rule has of them
     std::int64_t gap = 0;
     std::uint64_t seed = 1;
 };
 
-/// Random inputs: |q|, |k| <= 1, gates from -2^-9 to -2, beta in [0, 1).
+/// Random inputs: |q|, |k| <= 1, gates from -2^-9 to -2, beta, erase and write in [0, 1); lr_a = -x and lr_b = e o x
+/// with |x| <= 1 and e in [0, 1).
 struct Problem {
     Spec spec;
-    Owned q, k, v, g, beta, a, b, A_log, dt_bias, h0, cu;
+    Owned q, k, v, g, beta, erase, write, lr_a, lr_b, a, b, A_log, dt_bias, h0, cu;
 
     explicit Problem(const Spec& s) : spec(s) {
-        const bool vector = s.rule == Rule::kda;
+        const RuleRow& row = row_of(s.rule);
+        const bool vector = row.decay == Decay::vector;
+        spec.steps = row.householder ? s.steps : 1;
         if (!s.lengths.empty()) {
             spec.T = 0;
             for (const std::int64_t n : s.lengths) spec.T += n;
@@ -170,18 +185,28 @@ struct Problem {
             return cases::Random(s.seed, stream).uniform(static_cast<std::uint64_t>(n));
         };
         const double unit = 1 / std::sqrt(static_cast<double>(s.K));
+        const std::int64_t rows = spec.T * spec.steps;
         q = tensor(s.dtype, {s.B, spec.T, s.H, s.K}).fill([&](auto n) { return (2 * uniform(1, n) - 1) * unit; });
-        k = tensor(s.dtype, {s.B, spec.T, s.H, s.K}).fill([&](auto n) { return (2 * uniform(2, n) - 1) * unit; });
-        v = tensor(s.dtype, {s.B, spec.T, s.HV, s.V}).normal(s.seed + 3);
-        const Sizes heads{s.B, spec.T, s.HV}, gates = vector ? Sizes{s.B, spec.T, s.HV, s.K} : heads;
-        if (s.logits) {
+        k = tensor(s.dtype, {s.B, rows, s.H, s.K}).fill([&](auto n) { return (2 * uniform(2, n) - 1) * unit; });
+        v = tensor(s.dtype, {s.B, rows, s.HV, s.V}).normal(s.seed + 3);
+        const Sizes heads{s.B, rows, s.HV}, wide{s.B, spec.T, s.HV, s.K};
+        const Sizes gates = vector ? wide : Sizes{s.B, spec.T, s.HV};
+        if (row.decay != Decay::none && s.logits) {
             a = tensor(s.dtype, gates).normal(s.seed + 4);
-            b = tensor(s.dtype, heads).normal(s.seed + 5);
             A_log = Owned(Dtype::fp32, {s.HV}).normal(s.seed + 6, 0.5);
             dt_bias = Owned(Dtype::fp32, {vector ? s.HV * s.K : s.HV}).normal(s.seed + 7);
-        } else {
+        } else if (row.decay != Decay::none) {
             g = tensor(Dtype::fp32, gates).fill([&](auto n) { return -std::exp2(1 - 10 * uniform(4, n)); });
-            beta = tensor(Dtype::fp32, heads).fill([&](auto n) { return uniform(5, n); });
+        }
+        if (has_beta(row) && s.logits) b = tensor(s.dtype, heads).normal(s.seed + 5);
+        if (has_beta(row) && !s.logits) beta = tensor(Dtype::fp32, heads).fill([&](auto n) { return uniform(5, n); });
+        if (row.erase == Width::vector_k) erase = tensor(s.dtype, wide).fill([&](auto n) { return uniform(6, n); });
+        if (row.write == Width::vector_v)
+            write = tensor(s.dtype, {s.B, spec.T, s.HV, s.V}).fill([&](auto n) { return uniform(7, n); });
+        if (!row.tied) {
+            const auto x = [&](auto n) { return (2 * uniform(8, n) - 1) * unit; };
+            lr_a = tensor(s.dtype, wide).fill([&](auto n) { return -x(n); });
+            lr_b = tensor(s.dtype, wide).fill([&](auto n) { return uniform(9, n) * x(n); });
         }
         if (s.h0) h0 = tensor(Dtype::fp32, state_shape()).normal(s.seed + 8);
     }
@@ -194,18 +219,39 @@ struct Problem {
     Forward view() const {
         Forward p;
         p.rule = spec.rule;
+        p.n_householder = spec.steps;
         p.qk_l2norm = spec.l2norm;
         p.state_v_first = spec.v_first;
         p.q = q.view(), p.k = k.view(), p.v = v.view(), p.g = g.view(), p.beta = beta.view();
+        p.erase = erase.view(), p.write = write.view(), p.lr_a = lr_a.view(), p.lr_b = lr_b.view();
         p.a = a.view(), p.b = b.view(), p.A_log = A_log.view(), p.dt_bias = dt_bias.view();
         p.initial_state = h0.view(), p.cu_seqlens = cu.view();
         return p;
     }
+    std::vector<const Owned*> owned() const {
+        return {&q, &k, &v, &g, &beta, &erase, &write, &lr_a, &lr_b, &a, &b, &A_log, &dt_bias, &h0, &cu};
+    }
 };
+
+/// The inputs [B, rows, ..]: of tokens, and of their steps.
+inline std::vector<Tensor*> of_tokens(Inputs& p) { return {&p.q, &p.g, &p.a, &p.erase, &p.write, &p.lr_a, &p.lr_b}; }
+inline std::vector<Tensor*> of_steps(Inputs& p) { return {&p.k, &p.v, &p.beta, &p.b}; }
+inline std::vector<Tensor*> of_rows(Inputs& p) {
+    std::vector<Tensor*> all = of_tokens(p);
+    for (Tensor* t : of_steps(p)) all.push_back(t);
+    return all;
+}
 
 /// The problem restricted to tokens [first, first + count).
 inline Forward tokens(Forward p, std::int64_t first, std::int64_t count) {
-    for (Tensor* t : {&p.q, &p.k, &p.v, &p.g, &p.beta, &p.a, &p.b}) *t = narrow(*t, 1, first, count);
+    for (Tensor* t : of_tokens(p)) *t = narrow(*t, 1, first, count);
+    for (Tensor* t : of_steps(p)) *t = narrow(*t, 1, first * p.n_householder, count * p.n_householder);
+    return p;
+}
+
+/// The inputs of batch row n; states stay as they are.
+inline Forward batch_row(Forward p, std::int64_t n) {
+    for (Tensor* t : of_rows(p)) *t = narrow(*t, 0, n, 1);
     return p;
 }
 
@@ -217,7 +263,7 @@ struct Result {
 inline Result run(Forward p, int threads = 1, Dtype out = Dtype::fp32, Dtype state = Dtype::fp32) {
     const std::int64_t N = p.cu_seqlens.present() ? p.cu_seqlens.shape[0] - 1 : p.q.shape[0];
     const std::int64_t HV = p.v.shape[2], K = p.q.shape[3], V = p.v.shape[3];
-    Result r{Owned(out, {p.v.shape[0], p.v.shape[1], HV, V}),
+    Result r{Owned(out, {p.q.shape[0], p.q.shape[1], HV, V}),
              Owned(state, {N, HV, p.state_v_first ? V : K, p.state_v_first ? K : V})};
     p.o = r.o.view();
     p.final_state = r.state.view();

@@ -7,6 +7,7 @@
 #include "cases/request.h"
 #include "cases/suite.h"
 #include "cpu/kernels.h"
+#include "problem/rules.h"
 #include "tidegate/forward.h"
 
 namespace {
@@ -25,6 +26,16 @@ void operator delete(void* p, std::size_t) noexcept { std::free(p); }
 namespace tidegate {
 namespace {
 
+/// The ids that rule/head/tail is of the rules that take it.
+std::vector<std::string> of_every_rule(const std::string& head, const std::string& tail) {
+    std::vector<std::string> ids;
+    const std::string pass = head.substr(0, head.find('/'));
+    for (const RuleRow& row : rules())
+        if (cases::takes(row, pass, tail) && (pass != "packed" || packs(row)))
+            ids.push_back(std::string(row.name) + "/" + head + "/" + tail);
+    return ids;
+}
+
 struct Bound {
     io::Bundle request, answer;
     Forward problem;
@@ -38,54 +49,58 @@ struct Bound {
 };
 
 TEST(Workspace, IsWhatThePlanPrintsAndIndependentOfT) {
-    std::int64_t first = 0;
-    for (const char* T : {"1", "5", "64", "300", "1000"}) {
-        Bound b("gdn/forward/fp32/1," + std::string(T) + ",2,4,40,72/h0=1/1");
-        Options options;
-        options.threads = 2;
-        const std::int64_t planned = plan(b.problem, options).schedule.workspace_bytes;
-        if (first == 0) first = planned;
-        EXPECT_EQ(planned, first) << T;
-        forward(b.problem, options);
-        EXPECT_EQ(cpu::allocated_bytes(), planned) << T;
+    for (const RuleRow& row : rules()) {
+        std::int64_t first = 0;
+        for (const char* T : {"1", "5", "64", "300", "1000"}) {
+            Bound b(row.name + std::string("/forward/fp32/1,") + T + ",2,4,40,72/h0=1/1");
+            Options options;
+            options.threads = 2;
+            const std::int64_t planned = plan(b.problem, options).schedule.workspace_bytes;
+            if (first == 0) first = planned;
+            EXPECT_EQ(planned, first) << row.name << ", T " << T;
+            forward(b.problem, options);
+            EXPECT_EQ(cpu::allocated_bytes(), planned) << row.name << ", T " << T;
+        }
     }
 }
 
 TEST(Workspace, ALaterCallAllocatesNothing) {
-    for (const char* id :
-         {"gdn/forward/bf16/1,70,2,4,40,72/h0=1/1", "kda/forward/fp32/3,9,2,4,33,65/h0=1/gates=logits/l2norm=1/2",
-          "gdn/forward/fp16/1,12,1,2,16,16/lengths=5,0,7/layout=vk/3"}) {
-        Bound b(id);
-        for (const int threads : {1, 3}) {
-            Options options;
-            options.threads = threads;
-            forward(b.problem, options);
-            const std::int64_t before = allocations;
-            for (int i = 0; i < 3; ++i) forward(b.problem, options);
-            EXPECT_EQ(allocations, before) << id << " with " << threads << " threads";
+    for (const auto& [head, tail] : {std::pair{"forward/bf16", "1,70,2,4,40,72/h0=1/1"},
+                                     {"forward/fp32", "3,9,2,4,33,65/h0=1/gates=logits/l2norm=1/2"},
+                                     {"forward/fp16", "1,12,1,2,16,16/lengths=5,0,7/layout=vk/3"}})
+        for (const std::string& id : of_every_rule(head, tail)) {
+            Bound b(id);
+            for (const int threads : {1, 3}) {
+                Options options;
+                options.threads = threads;
+                forward(b.problem, options);
+                const std::int64_t before = allocations;
+                for (int i = 0; i < 3; ++i) forward(b.problem, options);
+                EXPECT_EQ(allocations, before) << id << " with " << threads << " threads";
+            }
         }
-    }
 }
 
 TEST(Workspace, ALaterDecodeAllocatesNothing) {
-    for (const char* id :
-         {"gdn/decode/bf16/3,1,2,4,40,72/slots=4,-1,0/1", "kda/decode/fp32/2,3,2,4,33,65/columns=4/each=1/2",
-          "gdn/packed/bf16/5,1,2,4,40,72/state=bf16/layout=vk/1"}) {
-        const io::Bundle request = cases::generate(cases::parse(id));
-        io::Bundle answer = cases::empty_answer(request);
-        cases::Problem problem = cases::bind(request);
-        cases::inputs_of(problem).check_values = false;
-        cases::attach(problem, answer);
-        for (const int threads : {1, 3}) {
-            const Options options{threads};
-            const std::int64_t planned = cases::plan_of(problem, options).schedule.workspace_bytes;
-            cases::run(problem, options);
-            EXPECT_GE(cpu::allocated_bytes(), planned);
-            const std::int64_t before = allocations;
-            for (int i = 0; i < 3; ++i) cases::run(problem, options);
-            EXPECT_EQ(allocations, before) << id << " with " << threads << " threads";
+    for (const auto& [head, tail] : {std::pair{"decode/bf16", "3,1,2,4,40,72/slots=4,-1,0/1"},
+                                     {"decode/fp32", "2,3,2,4,33,65/columns=4/each=1/2"},
+                                     {"packed/bf16", "5,1,2,4,40,72/state=bf16/layout=vk/1"}})
+        for (const std::string& id : of_every_rule(head, tail)) {
+            const io::Bundle request = cases::generate(cases::parse(id));
+            io::Bundle answer = cases::empty_answer(request);
+            cases::Problem problem = cases::bind(request);
+            cases::inputs_of(problem).check_values = false;
+            cases::attach(problem, answer);
+            for (const int threads : {1, 3}) {
+                const Options options{threads};
+                const std::int64_t planned = cases::plan_of(problem, options).schedule.workspace_bytes;
+                cases::run(problem, options);
+                EXPECT_GE(cpu::allocated_bytes(), planned);
+                const std::int64_t before = allocations;
+                for (int i = 0; i < 3; ++i) cases::run(problem, options);
+                EXPECT_EQ(allocations, before) << id << " with " << threads << " threads";
+            }
         }
-    }
 }
 
 }  // namespace
