@@ -250,7 +250,7 @@ inline Head head_of(const NormalForm& nf, Place p, Wrong wrong) {
 
 struct Answer {
     Vector o, final_state;  ///< [B, T, HV, V], [N, HV, K, V]
-    Vector magnitude;       ///< of o: scale sum_i M_ij |q_i|, M the absolute terms that the token's steps add to |S|
+    Vector magnitude;       ///< of o: scale sum_i M_ij |q_i|, M the absolute terms that the last two steps add to |S|
 };
 
 /// The sum of the absolute values of all terms of a step, of a state whose magnitude is `before`.
@@ -284,6 +284,16 @@ Answer answer(const Problem& problem, Wrong wrong = {}) {
                 steps.insert(steps.end(), now.begin(), now.end());
                 const std::size_t count = wrong.read_before_write ? before : steps.size();
                 const Vector state = state_after(head.h0, steps, count, s.K, s.V);
+                for (Index i = 0; i < s.K * s.V; ++i) {
+                    const Index row = ((packed ? 0 : n) * s.T + t) * s.HV + hv;
+                    const Real term = head.scale * state[at(i)] * q[at(i / s.V)];
+                    out.o[at(row * s.V + i % s.V)] += term;
+                }
+                // The absolute terms of the last two steps: one may cancel the other.
+                const std::size_t from = steps.size() > 1 ? steps.size() - 2 : 0;
+                Vector terms = state_after(head.h0, steps, from, s.K, s.V);
+                for (Real& x : terms) x = std::fabs(x);
+                for (std::size_t l = from; l < steps.size(); ++l) terms = magnitude_after(steps[l], terms, s.V);
                 for (Index i = 0; i < s.K * s.V; ++i) {
                     const Index row = ((packed ? 0 : n) * s.T + t) * s.HV + hv;
                     const Real term = head.scale * state[at(i)] * q[at(i / s.V)];

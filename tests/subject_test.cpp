@@ -85,11 +85,13 @@ TEST(InProcess, CpuSkipsWhatItDoesNotTake) {
 }
 
 TEST(InProcess, EveryFaultOfTheTableFailsOnACaseThatItAppliesTo) {
-    const char* const ids[] = {"gdn/forward/bf16/1,139,2,4,32,64/lengths=3,0,70,1,65/h0=1/2",
-                               "gdn/decode/bf16/3,1,2,4,16,16/pool=2100/slots=-1,0,2060/null=0/1",
-                               "gdn/decode/bf16/2,3,2,4,32,16/columns=4/accepted=1,2/each=1/1",
-                               "gdp/forward/bf16/1,20,2,4,16,24/h0=1/1",
-                               "gdn/packed/bf16/4,1,2,4,32,16/slots=1,2,0,-1/null=0/1"};
+    const char* const ids[] = {
+        "gdn/forward/bf16/1,139,2,4,32,64/lengths=3,0,70,1,65/h0=1/2",
+        "gdn/decode/bf16/3,1,2,4,16,16/pool=2100/slots=-1,0,2060/null=0/1",
+        "gdn/decode/bf16/2,3,2,4,32,16/columns=4/accepted=1,2/each=1/1",
+        "gdp/forward/bf16/1,20,2,4,16,24/h0=1/1",
+        "gdn/backward/fp32/1,139,2,4,32,48/lengths=3,0,70,1,65/h0=1/dht=1/l2norm=1/gate_min=-0.5/2",
+        "gdn/packed/bf16/4,1,2,4,32,16/slots=1,2,0,-1/null=0/1"};
     for (const faults::Fault& fault : faults::table())
         for (const char* base : {"cpu", "reference"}) {
             int failed = 0;

@@ -70,8 +70,7 @@ constexpr std::array kKeys{
     Key{"scale", is_number, "X"},
     Key{"map", is_tiled, "tiled: head map"},
     Key{"layout", is_vk, "vk: state as [N, HV, V, K]"},
-    Key{"state", is_dtype, "bf16 | fp16: type of the final state or of the pool", Key::either,
-        "forward decode packed"},
+    Key{"state", is_dtype, "bf16 | fp16: type of the final state or of the pool", Key::either, "forward decode packed"},
     Key{"out", is_dtype, "fp32 | bf16 | fp16: type of o, or of do"},
     Key{"strides", is_strides,
         "padded | interleaved: gaps of 1e30 behind every head (decode: slot, row of the batch); g and beta inside one "
@@ -272,9 +271,9 @@ Case parse(const std::string& id) {
             throw Error("case", std::string("case: given ") + name + "=" + n + ", expected a sequence below " +
                                     std::to_string(sequences));
     if (decodes(c)) slots(c);
-    const double states = !decodes(c) ? 2.0 * static_cast<double>(sequences)
-                                              : static_cast<double>(pool_of(c)) +
-                                                    (c.key("each") == "1" ? static_cast<double>(c.B * c.T) : 0.0);
+    const double states =
+        !decodes(c) ? 2.0 * static_cast<double>(sequences)
+                    : static_cast<double>(pool_of(c)) + (c.key("each") == "1" ? static_cast<double>(c.B * c.T) : 0.0);
     const double elements = static_cast<double>(c.B) * static_cast<double>(c.T) * static_cast<double>(steps_of(c)) *
                                 (2.0 * static_cast<double>(c.H * c.K) +
                                  static_cast<double>(c.HV) * static_cast<double>(4 * c.K + 3 * c.V)) +

@@ -26,6 +26,7 @@ Tails tails(bool packed) {
     for (const int B : {1, 2, 3, 5, 33}) list.push_back(std::to_string(B) + ",1,1,2,24,40/5");
     list.push_back("2,1,2,4,72,56/strides=padded/6");
     if (packed) return list;
+    for (const char* n : {"1", "3", "4", "17"}) list.push_back("2,3,1,2,24,40/householder=" + std::string(n) + "/9");
     for (const int T : {2, 3, 4, 5, 7, 8, 15, 16, 17, 33}) {
         const std::string t = std::to_string(T);
         list.push_back("2," + t + ",1,2,24,40/7");

@@ -84,8 +84,7 @@ public:
             states("initial_state", N, Dtype::fp32, value(h0), kH0);
         if (c_.pass == "backward") {
             tokens("do", c_.key("out").empty() ? c_.dtype : dtype_from(c_.key("out")), c_.HV, c_.V, normal(kDo));
-            if (const std::string dht = c_.key("dht"); !dht.empty())
-                states("dht", N, Dtype::fp32, value(dht), kDht);
+            if (const std::string dht = c_.key("dht"); !dht.empty()) states("dht", N, Dtype::fp32, value(dht), kDht);
         }
         for (const char* bad : {"nan", "inf"})
             if (const std::string n = c_.key(bad); !n.empty()) poison(value(n), std::string(bad) == "nan");

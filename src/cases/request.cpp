@@ -206,7 +206,7 @@ std::vector<Tensor*> tensors_of(Problem& problem) {
     std::vector<Tensor*> all;
     std::visit(
         [&](auto& p) {
-            all = {&p.q,     &p.k,     &p.v,    &p.g,    &p.beta,  &p.a,       &p.b,
+            all = {&p.q,     &p.k,     &p.v,    &p.g,    &p.beta,  &p.a,      &p.b,
                    &p.erase, &p.write, &p.lr_a, &p.lr_b, &p.A_log, &p.dt_bias};
             const auto add = [&all](std::initializer_list<Tensor*> more) { all.insert(all.end(), more); };
             using P = std::decay_t<decltype(p)>;

@@ -48,6 +48,8 @@ Tails tails() {
     for (const int T : {1, 2, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 193})
         list.push_back("1," + std::to_string(T) + ",1,2,24,40/h0=1/5");
     list.push_back("2,65,2,4,72,56/strides=padded/6");
+    for (const char* n : {"1", "3", "4", "8", "17", "64"})
+        list.push_back("1,9,1,2,24,40/h0=1/householder=" + std::string(n) + "/7");
     return list;
 }
 

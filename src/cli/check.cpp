@@ -121,6 +121,7 @@ private:
                                               {" --gates ", &o_.gates}})
                 if (!value->empty()) text += flag + *value;
         if (o_.allow_nan && !job.generated) text += " --allow-nan";
+        if (o_.properties) text += o_.bit_exact ? " --properties --bit-exact" : " --properties";
         if (o_.gate != "derived") text += " --gate " + o_.gate;
         if (!o_.twin.empty()) text += " --twin " + o_.twin;
         const subjects::Settings usual, &now = o_.settings;

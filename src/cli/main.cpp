@@ -51,7 +51,9 @@ void add_subject(CLI::App& app, std::string& subject, tidegate::subjects::Settin
     app.add_option("--subject", subject, kSubjectHelp)->capture_default_str();
     app.add_option("--timeout", s.limits.timeout, "seconds a case, for lib and exec subjects")->capture_default_str();
     app.add_option("--grace", s.limits.grace, "more seconds while the child's CPU time grows")->capture_default_str();
-    app.add_option("--threads", s.threads, "threads of in-process subjects; 0: all cores")->capture_default_str();
+    app.add_option("--threads", s.threads, "threads of in-process subjects; 0: all cores")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
     add_memory_limit(app, s.memory_limit);
 }
 
@@ -106,7 +108,7 @@ int main(int argc, char** argv) {
     add_subject(c, check.subject, check.settings);
     c.add_flag("--persistent", check.settings.persistent, "exec: one process for all cases");
     c.add_option("--pass", check.pass,
-                 "forward | decode | packed; of a suite (default: forward), or instead of a file's");
+                 "forward | backward | decode | packed; of a suite (default: forward), or instead of a file's");
     c.add_option("--rule", check.rule, names(tidegate::rules()) + "; filters a suite, overrides a file");
     c.add_option("--dtype", check.dtype, "fp32 | bf16 | fp16; filters a suite, a file's output type");
     c.add_option("--gates", check.gates, "given | logits: which of a file's gate tensors are used");
@@ -141,7 +143,7 @@ int main(int argc, char** argv) {
     p.add_option("--heads", plan.heads, "H = HV, for the schedule")->capture_default_str();
     p.add_option("--pass", plan.pass, "forward | backward")->capture_default_str();
     p.add_option("--n-householder", plan.n_householder, "steps a token, of gdp")->capture_default_str();
-    p.add_option("--threads", plan.threads, "0: all cores")->capture_default_str();
+    p.add_option("--threads", plan.threads, "0: all cores")->check(CLI::NonNegativeNumber)->capture_default_str();
     add_memory_limit(p, plan.memory_limit);
     p.add_option("--json", plan.json, "write a JSON record to a file, - for stdout");
 
@@ -175,7 +177,7 @@ int main(int argc, char** argv) {
     b.add_option("--suite", bench.suite, names(tidegate::cases::suites()));
     b.add_option("--rule", bench.rule, names(tidegate::rules()) + "; filters a suite");
     b.add_option("--dtype", bench.dtype, "fp32 | bf16 | fp16; filters a suite");
-    b.add_option("--pass", bench.pass, "forward | decode | packed; of a suite (default: forward)");
+    b.add_option("--pass", bench.pass, "forward | backward | decode | packed; of a suite (default: forward)");
     b.add_option("--subject", bench.subject, "cpu | cuda")->capture_default_str();
     add_memory_limit(b, bench.memory_limit);
     b.add_option("--threads", bench.threads, "thread counts, by commas; default 1 and all cores")

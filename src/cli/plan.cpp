@@ -7,7 +7,7 @@
 #include "cli/verbs.h"
 #include "cpu/kernels.h"
 #include "plan/cpu_plan.h"
-#include "problem/normal_form.h"
+#include "problem/checks.h"
 
 namespace tidegate::cli {
 
@@ -24,6 +24,16 @@ int plan(const PlanOptions& o) {
     for (const auto& [name, size] : sizes)
         if (size < 1 || size > (1LL << 31))
             throw Error(name, std::string(name) + ": given " + std::to_string(size) + ", expected a size >= 1");
+    if (o.n_householder > checks::kMostSteps)
+        throw Error("n-householder", "n-householder: given " + std::to_string(o.n_householder) + ", expected 1 to " +
+                                         std::to_string(checks::kMostSteps));
+    if (o.dtype == "fp64") throw Error("dtype", "dtype: given 'fp64', expected fp32, bf16 or fp16");
+    const double states = static_cast<double>(o.K + 16) * static_cast<double>(o.V + 16);
+    const double rows = static_cast<double>(o.tokens) * static_cast<double>(o.n_householder);
+    if (!(states * (o.pass == "backward" ? rows + 64 : 64) < 0x1p52))
+        throw Error("dk",
+                    fmt::format("dk: given K = {}, V = {} and {} rows, expected sizes of a problem that fits a machine",
+                                o.K, o.V, rows));
     // Shapes alone decide a plan: no memory is behind these views.
     Inputs inputs;
     inputs.rule = rule_from(o.rule);

@@ -15,7 +15,8 @@ std::string place(const std::string& tensor, const judge::Worst& w, std::int64_t
     std::string text = fmt::format("{} {}", tensor == "state" ? "slot" : "seq", w.sequence);
     if (w.token >= 0) text += fmt::format(" token {}", w.own_token);
     text += fmt::format(" head {}", w.head);
-    if (tensor == "o") return text + fmt::format(" channel {}", w.channel);
+    const bool state = tensor.find("state") != std::string::npos || tensor == "dh0";
+    if (!state) return text + fmt::format(" channel {}", w.channel);
     return text + fmt::format(" k {} v {}", w.channel / columns, w.channel % columns);
 }
 

@@ -78,13 +78,15 @@ public:
 
     void run() {
         const std::int64_t begin = task_.begin, end = task_.end;
-        choose_width(nf_.every_token() ? 1 : end - begin);
+        choose_width(nf_.every_token() ? nf_.steps : end - begin);
         load_state();
         Loader loader(nf_, batch_, h_, Kp_, bias_);
-        const std::int64_t step = nf_.every_token() ? 1 : static_cast<std::int64_t>(kBlock);
-        for (std::int64_t row = begin; row < end; row += step) {
-            block(loader, row, static_cast<std::size_t>(std::min(step, end - row)));
-            if (nf_.every_token()) settle(row);
+        const auto most = static_cast<std::int64_t>(kBlock), step = nf_.every_token() ? nf_.steps : most;
+        for (std::int64_t row = begin, next = 0; row < end; row = next) {
+            next = std::min(row + step, end);
+            for (std::int64_t at = row; at < next; at += most)
+                block(loader, at, static_cast<std::size_t>(std::min(most, next - at)));
+            if (nf_.every_token()) settle(next - 1);
         }
         if (!nf_.every_token()) store_state(nf_.final_state, row_);
         if (streams_) hwy::FlushStream();  // what was streamed is not ordered otherwise

@@ -187,7 +187,8 @@ bool applies(const Fault& fault, const std::string& pass, const NormalForm& nf) 
     // Where gates come from logits, a changed gate would have other gradients than those asked for.
     const bool logits = nf.gate.kind != GateKind::given || nf.erase.kind == StrengthKind::sigmoid ||
                         nf.erase.kind == StrengthKind::twice_sigmoid;
-    if (pass == "backward" && fault.input != nullptr && logits) return false;
+    const bool of_gates = fault.input == beta_bf16 || fault.input == gate_bf16 || fault.input == gate_next_token;
+    if (pass == "backward" && of_gates && logits) return false;
     return std::string(fault.passes).find(pass) != std::string::npos && fault.applies(nf);
 }
 

@@ -61,6 +61,9 @@ Plan plan_cpu(const BackwardForm& form, const CpuMachine& machine, const Options
     const auto bytes = [&](std::int64_t threads, std::int64_t segments) {
         return threads * backward_floats(nf, longest, spacing(segments)) * std::int64_t{sizeof(float)} + parameters;
     };
+    if (options.memory_limit < 0)
+        throw Error("memory_limit", "memory_limit: given " + std::to_string(options.memory_limit) +
+                                        ", expected bytes, or 0 for no limit");
     const std::int64_t limit = options.memory_limit, wanted = options.threads > 0 ? options.threads : machine.cores;
     std::int64_t threads = std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(s.tasks, 1)), segments = 1;
     const auto fits = [&] { return limit <= 0 || bytes(threads, segments) <= limit; };

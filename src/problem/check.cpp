@@ -219,6 +219,8 @@ Decode unpack(const PackedDecode& p) {
         fail("state_indices", "shape " + shape_text(p.state_indices), "[B]");
     if (row.decay == Decay::vector)
         checks::shape("a", p.a, "[B, HV, K]", {B, HV, K}, true);
+    else if (row.decay == Decay::none && p.a.present())
+        fail("a", "it with rule " + std::string(row.name), "none: the rule has no a");
     else if (row.decay == Decay::scalar)
         checks::shape("a", p.a, "[B, HV]", {B, HV}, false);
     checks::shape("b", p.b, "[B, HV]", {B, HV}, false);

@@ -258,8 +258,9 @@ Extents inputs(const Inputs& p) {
     const RuleRow& row = row_of(p.rule);
     require("q", p.q, "[B, T, H, K]");
     if (p.q.rank != 4) fail("q", "shape " + shape_text(p.q), "[B, T, H, K]");
-    require("v", p.v, "[B, T, HV, V]");
-    if (p.v.rank != 4) fail("v", "shape " + shape_text(p.v), "[B, T, HV, V]");
+    const char* const values = row.householder ? "[B, T n, HV, V]" : "[B, T, HV, V]";
+    require("v", p.v, values);
+    if (p.v.rank != 4) fail("v", "shape " + shape_text(p.v), values);
     const std::int64_t n = p.n_householder;
     if (n < 1 || n > kMostSteps || (n > 1 && !row.householder))
         fail("n_householder", std::to_string(n),
@@ -272,7 +273,7 @@ Extents inputs(const Inputs& p) {
         fail("v", "HV = " + std::to_string(e.HV) + " value heads", "a multiple of q's H = " + std::to_string(e.H));
     shape("q", p.q, "[B, T, H, K]", {e.B, e.T, e.H, e.K}, true);
     shape("k", p.k, row.householder ? "[B, T n, H, K]" : "[B, T, H, K]", {e.B, e.T * n, e.H, e.K}, true);
-    shape("v", p.v, row.householder ? "[B, T n, HV, V]" : "[B, T, HV, V]", {e.B, e.T * n, e.HV, e.V}, true);
+    shape("v", p.v, values, {e.B, e.T * n, e.HV, e.V}, true);
     gates(p, row, e);
     return e;
 }

@@ -220,12 +220,16 @@ std::vector<Vector<Real>> states(const NormalForm& nf, const Policy& policy, std
     std::vector<Vector<Real>> all{initial_state<Real>(nf, n, h)};
     if (sizes != nullptr) sizes->push_back(absolute(all.back()));
     Token<Real> token(nf, policy);
+    Vector<Real> terms = absolute(all.back());
     for (std::int64_t t = span.begin; t < span.end; ++t) {
         if (policy.mistake == Mistake::chunk_reset && t > span.begin && (t - span.begin) % kResetChunk == 0)
             std::fill(all.back().begin(), all.back().end(), Real(0));
         for (std::int64_t step = 0; step < nf.steps; ++step) {
             token.s.load(nf, span.batch, t, h, step);
-            if (sizes != nullptr) sizes->push_back(token.magnitude(step == 0 ? all.back() : sizes->back()));
+            if (sizes != nullptr) {
+                sizes->push_back(token.magnitude(terms));
+                terms = token.magnitude(all.back());
+            }
             all.push_back(all.back());
             token.update(all.back());
         }
@@ -259,8 +263,8 @@ void sequence(const BackwardForm& f, const Policy& policy, std::int64_t n, std::
         if (policy.mistake == Mistake::state_gradient_reset && (t + 1 - span.begin) % kResetChunk == 0 &&
             t + 1 < span.end)
             std::fill(G.begin(), G.end(), Real(0));
-        next = absolute(G);
         for (std::int64_t step = nf.steps - 1; step >= 0; --step) {
+            next = absolute(G);
             const auto at = static_cast<std::size_t>((t - span.begin) * nf.steps + step);
             s.load(nf, span.batch, t, h, step);
             if (step + 1 == nf.steps) steps.read(s, S[at + 1], t, G);
@@ -271,8 +275,8 @@ void sequence(const BackwardForm& f, const Policy& policy, std::int64_t n, std::
             if (step + 1 == nf.steps) carried.read(size, sizes[at + 1], t, next);
             terms.update(size, sizes[at], t, step, M);
             carried.update(size, sizes[at], t, step, next);
+            M = next;
         }
-        M = next;
     }
     const auto keep = [&](const Vector<Real>& from, Gradients& to) {
         std::transform(from.begin(), from.end(),

@@ -20,7 +20,7 @@ void sequence(const NormalForm& nf, const Policy& policy, std::int64_t n, std::i
     const auto V = static_cast<std::size_t>(nf.V);
     const Real scale = static_cast<Real>(nf.scale);
     const Span span = nf.sequence(n);
-    std::vector<Real> S = initial_state<Real>(nf, n, h), M = absolute(S), o(V);
+    std::vector<Real> S = initial_state<Real>(nf, n, h), M = absolute(S), terms = M, o(V);
     Token<Real> token(nf, policy);
     for (std::int64_t t = span.begin; t < span.end; ++t) {
         const auto cell = static_cast<std::size_t>((span.batch * nf.tokens + t) * nf.value_heads + h), row = cell * V;
@@ -34,7 +34,10 @@ void sequence(const NormalForm& nf, const Policy& policy, std::int64_t n, std::i
         for (std::int64_t step = 0; step < nf.steps; ++step) {
             token.s.load(nf, span.batch, t, h, step, policy.mistake == Mistake::decay_each_step);
             if (policy.mistake == Mistake::read_before_write && step == 0) read(token.s.q, S, out.o);
-            if (mag != nullptr) M = token.magnitude(step == 0 ? S : M);
+            if (mag != nullptr) {  // a step may cancel the one before it: that one's terms count too
+                M = token.magnitude(terms);
+                terms = token.magnitude(S);
+            }
             token.update(S);
         }
         if (policy.mistake != Mistake::read_before_write) read(token.s.q, S, out.o);
