@@ -296,14 +296,6 @@ Answer answer(const Problem& problem, Wrong wrong = {}) {
                 for (std::size_t l = from; l < steps.size(); ++l) terms = magnitude_after(steps[l], terms, s.V);
                 for (Index i = 0; i < s.K * s.V; ++i) {
                     const Index row = ((packed ? 0 : n) * s.T + t) * s.HV + hv;
-                    const Real term = head.scale * state[at(i)] * q[at(i / s.V)];
-                    out.o[at(row * s.V + i % s.V)] += term;
-                }
-                Vector terms = state_after(head.h0, steps, before, s.K, s.V);
-                for (Real& x : terms) x = std::fabs(x);
-                for (const Step& step : now) terms = magnitude_after(step, terms, s.V);
-                for (Index i = 0; i < s.K * s.V; ++i) {
-                    const Index row = ((packed ? 0 : n) * s.T + t) * s.HV + hv;
                     out.magnitude[at(row * s.V + i % s.V)] += std::fabs(head.scale * q[at(i / s.V)]) * terms[at(i)];
                 }
             }
