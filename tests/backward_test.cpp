@@ -46,13 +46,13 @@ using test::Owned;
 using test::Sizes;
 
 /// All gradients of `got` are those of the oracle: errors are measured by the terms that the sums are made of.
-void expect_right(const Row& got, const Backward& p, const std::string& what) {
+void expect_right(const Row& got, const Backward& p, const std::string& what, double most = 1e-6) {
     Row terms;
     const Row want = exact(p, &terms);
     for (std::size_t i = 0; i < want.size(); ++i) {
         const double error =
             apart(test::values(got[i].view()), test::values(want[i].view()), test::values(terms[i].view()));
-        EXPECT_LE(error, 1e-6) << what << ": " << gradients()[i].name;
+        EXPECT_LE(error, most) << what << ": " << gradients()[i].name;
     }
 }
 
@@ -119,7 +119,9 @@ TEST_P(EveryRule, AgreesWithTheOracleWhateverTheSizes) {
             s.n = seed % 5 == 4 ? 17 : 1 + z.T % 3;
             const Call call(s);
             const Backward p = call.view();
-            expect_right(backward_test::run(p, {1 + static_cast<int>(seed % 4)}), p, "sizes " + std::to_string(seed));
+            // With one value a head a factor 1 - beta k^2 may cancel at any of its steps.
+            expect_right(backward_test::run(p, {1 + static_cast<int>(seed % 4)}), p, "sizes " + std::to_string(seed),
+                         z.K * z.V == 1 ? 1e-5 : 1e-6);
         }
     });
 }

@@ -135,7 +135,7 @@ TEST_F(DecodeCli, BadFilesAreBadInput) {
          [](io::Bundle& b) { std::erase_if(b.tensors, [](auto& t) { return t.name == "state"; }); }},
         {"metadata null_slot: given '1.5', expected a whole number",
          [](io::Bundle& b) { b.metadata["null_slot"] = "1.5"; }},
-        {"metadata pass: given 'sideways', expected forward or decode or packed",
+        {"metadata pass: given 'sideways', expected forward or backward or decode or packed",
          [](io::Bundle& b) { b.metadata["pass"] = "sideways"; }},
         {"metadata per_token_state: given '2'", [](io::Bundle& b) { b.metadata["per_token_state"] = "2"; }},
         {"tensor 'initial_state': expected one of the names that docs/protocol.md gives for pass decode",

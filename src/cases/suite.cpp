@@ -28,7 +28,7 @@ Tails quick() {
     return {"1,70,2,4,80,96/h0=1/7",
             "2,65,2,2,64,64/1",
             "1,139,2,4,32,64/lengths=3,0,70,1,65/h0=1/2",
-            "1,66,1,2,48,32/gates=logits/l2norm=1/3",
+            "1,66,1,2,48,32/gates=logits/l2norm=1/gate_min=-0.05/3",
             "1,33,2,4,64,64/h0=1/gates=logits/form=bounded/layout=vk/4",
             "2,1,2,4,64,64/h0=1/5",
             "1,70,2,4,33,65/h0=1/gate=mild-spike:-90/map=tiled/6",
