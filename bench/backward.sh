@@ -10,10 +10,10 @@ page=docs/bench-backward.md
 scratch=$(mktemp)
 trap 'rm -f -- "$scratch"' EXIT
 
-# rows LABEL COMMAND...: the command, and of what it prints the first time its ceilings and heading, then its rows alone
+# rows COMMAND...: what it prints the first time after a heading, then its rows alone
 first=1
 rows() {
-    if ((first)); then "$@" | sed 's/^/    /' >>"$scratch"; else "$@" | sed -n '3,$p' | grep -v '^  [A-Zp]' | sed 's/^/    /' >>"$scratch"; fi
+    if ((first)); then "$@"; else "$@" | grep -E '^ +[a-z0-9]+/(forward|backward)/'; fi | sed 's/^/    /' >>"$scratch"
     first=0
 }
 heading() { printf '\n## %s\n\n    $ %s\n' "$1" "$2" >>"$scratch"; first=1; }
