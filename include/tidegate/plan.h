@@ -9,8 +9,8 @@ namespace tidegate {
 
 /// Choices that change no bit of the result.
 struct Options {
-    int threads = 0;         ///< CPU; 0: every core of the machine
-    void* stream = nullptr;  ///< CUDA: the cudaStream_t that a call is put on; calls return before they are done
+    int threads = 0;                ///< CPU; 0: every core of the machine
+    void* stream = nullptr;         ///< CUDA: the cudaStream_t that a call is put on; calls return before they are done
     std::int64_t memory_limit = 0;  ///< backward on the CPU: bytes it may allocate; 0: no limit
 };
 

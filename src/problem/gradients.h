@@ -25,9 +25,9 @@ std::span<const GradientRow> gradients();
 
 /// A backward call in the normal form.
 struct BackwardForm {
-    NormalForm nf;  ///< without outputs
-    Tensor d_o;     ///< [B, T, HV, V]
-    Tensor dht;     ///< [N, HV, K, V] by strides; may be absent
+    NormalForm nf;                   ///< without outputs
+    Tensor d_o;                      ///< [B, T, HV, V]
+    Tensor dht;                      ///< [N, HV, K, V] by strides; may be absent
     std::array<Tensor, kRoles> out;  ///< by Role, shaped as shape() says; absent where not asked for
 
     Tensor& of(Role role) { return out[static_cast<std::size_t>(role)]; }
