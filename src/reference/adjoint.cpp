@@ -255,7 +255,7 @@ void sequence(const BackwardForm& f, const Policy& policy, std::int64_t n, std::
         for (std::int64_t j = 0; j < nf.V; ++j)
             G[static_cast<std::size_t>(i * nf.V + j)] = load_as<Real>(f.dht, offset_of(f.dht, n, h, i, j));
     // Terms of G as of S: those of the step that made it, from the true gradient that the step started from.
-    Vector<Real> M = absolute(G), next = M;
+    Vector<Real> M = absolute(G), next = M, before = M;
     Steps<Real> steps(f, policy, n, h, false, out), terms(f, policy, n, h, true, mag != nullptr ? *mag : out),
         carried(f, policy, n, h, true, scratch != nullptr ? *scratch : out);
     Step<Real> s(nf);
@@ -275,6 +275,7 @@ void sequence(const BackwardForm& f, const Policy& policy, std::int64_t n, std::
             if (step + 1 == nf.steps) carried.read(size, sizes[at + 1], t, next);
             terms.update(size, sizes[at], t, step, M);
             carried.update(size, sizes[at], t, step, next);
+            before = M;
             M = next;
         }
     }
@@ -284,7 +285,7 @@ void sequence(const BackwardForm& f, const Policy& policy, std::int64_t n, std::
                        [](Real x) { return static_cast<double>(x); });
     };
     keep(G, out);
-    if (mag != nullptr) keep(M, *mag);
+    if (mag != nullptr) keep(before, *mag);
 }
 
 }  // namespace
